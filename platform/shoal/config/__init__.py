@@ -1,0 +1,31 @@
+"""The YAML tree: typed, frozen, unknown keys refused."""
+
+from shoal.config.checkpoint import CheckpointSettings
+from shoal.config.cluster import ClusterSettings
+from shoal.config.data import DataSettings, SourceSettings
+from shoal.config.model import ModelSettings
+from shoal.config.optimizer import OptimizerSettings, ScheduleSettings
+from shoal.config.parallel import ParallelSettings
+from shoal.config.precision import PrecisionSettings
+from shoal.config.run import RunSettings
+from shoal.config.sharding import AxisLevels, Level, ShardingSettings
+from shoal.config.train import TrainSettings
+from shoal.config.tree import Config
+
+__all__ = [
+    "AxisLevels",
+    "CheckpointSettings",
+    "ClusterSettings",
+    "Config",
+    "DataSettings",
+    "Level",
+    "ModelSettings",
+    "OptimizerSettings",
+    "ParallelSettings",
+    "PrecisionSettings",
+    "RunSettings",
+    "ScheduleSettings",
+    "ShardingSettings",
+    "SourceSettings",
+    "TrainSettings",
+]

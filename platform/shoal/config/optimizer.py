@@ -1,0 +1,53 @@
+"""How weights are updated."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from shoal.config.section import Section
+
+
+class ScheduleSettings(Section):
+    """``optimizer.schedule``: the learning rate over steps, as a share of ``optimizer.lr``."""
+
+    kind: Literal["constant", "cosine", "linear", "wsd"] = "constant"
+    """Shape after the warm-up; ``wsd`` is warm-up, stable, decay."""
+
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the rate rises linearly from 0."""
+
+    decay_steps: int | None = Field(default=None, ge=1)
+    """Steps over which the rate falls; unset: all after the warm-up (``cosine``, ``linear``), a tenth of the run (``wsd``)."""
+
+    final: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of ``lr`` that remains at the end."""
+
+
+class OptimizerSettings(Section):
+    """``optimizer``: kind, rates, decay and clipping."""
+
+    kind: Literal["adamw", "sgd", "muon"] = "adamw"
+    """Update rule."""
+
+    lr: float = Field(default=3e-4, gt=0)
+    """Peak learning rate."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of AdamW's first and second moments; each in [0, 1)."""
+
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to AdamW's denominator."""
+
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """SGD's momentum."""
+
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled decay of matrices; vectors (norms, biases) are not decayed."""
+
+    clip: float | None = Field(default=None, gt=0)
+    """Upper bound of the gradient's norm over all parameters; unset does not clip."""
+
+    schedule: ScheduleSettings = ScheduleSettings()
+    """The learning rate over steps."""

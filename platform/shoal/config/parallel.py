@@ -1,0 +1,26 @@
+"""The degrees of parallelism besides data parallelism, which follows from them."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shoal.config.section import Section
+
+
+class ParallelSettings(Section):
+    """``parallel``: how many ways each kind of parallelism splits the model."""
+
+    pipeline: int = Field(default=1, ge=1)
+    """Pipeline stages."""
+
+    context: int = Field(default=1, ge=1)
+    """Ranks that share one sequence."""
+
+    expert: int = Field(default=1, ge=1)
+    """Ranks that share one set of experts."""
+
+    tensor: int = Field(default=1, ge=1)
+    """Tensor parallelism; training takes 1 only."""
+
+    expert_tensor: int = Field(default=1, ge=1)
+    """Tensor parallelism inside an expert; training takes 1 only."""

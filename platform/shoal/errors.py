@@ -1,0 +1,50 @@
+"""The exceptions that Shoal raises on purpose.
+
+    ShoalError
+    ├── ConfigError        what the user wrote cannot work: field, value, remedy   (exit code 2)
+    ├── WorkError          the work failed: disk, peer, damaged file               (exit code 1)
+    └── EndedEarly         stopped as asked, or out of data                        (exit code 3)
+
+A message is one sentence or two: what is wrong with which value, and what would fit. The command line
+turns each kind into its exit code and prints the message without a traceback.
+"""
+
+from __future__ import annotations
+
+
+class ShoalError(Exception):
+    """Base of every exception that Shoal raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(ShoalError):
+    """The user's input is wrong; raised before any work starts.
+
+    ``field`` is the dotted configuration key or command-line argument, ``value`` what the user gave,
+    ``problem`` a clause that says why it cannot work, ``remedy`` an imperative that says what would.
+    """
+
+    exit_code = 2
+
+    def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
+        self.field = field
+        self.value = value
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{field} = {value!r}: {problem}. {remedy}.")
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str, str]]:
+        return type(self), (self.field, self.value, self.problem, self.remedy)
+
+
+class WorkError(ShoalError):
+    """The work failed for a reason outside the user's input, such as a full disk or a lost peer."""
+
+    exit_code = 1
+
+
+class EndedEarly(ShoalError):
+    """The run ended before its planned last step, as asked or because its data ran out."""
+
+    exit_code = 3

@@ -1,0 +1,75 @@
+"""The one seam to collectives: everything the adapter sends passes through a ``Communicator``.
+
+A communicator serves one axis of a mesh and works on flat, contiguous, one-dimensional buffers. Each deed
+returns at once with a ``Pending``; the result may be used, and the inputs reused, after ``wait()``.
+Every rank of the axis calls the same deeds in the same order with the same sizes.
+
+Sums are taken in rank order 0..n-1 in ``accumulate_dtype``, so their bits do not depend on the transport.
+No implementation averages by a collective: an average is a sum divided afterwards, here.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Pending(Protocol):
+    """A deed under way."""
+
+    def wait(self) -> None:
+        """Return when the result is in place on the current stream; raise ``WorkError`` if a peer was lost."""
+
+
+class Communicator(Protocol):
+    """Collectives over the ranks of one mesh axis."""
+
+    @property
+    def size(self) -> int:
+        """Ranks on the axis."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's place on the axis."""
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A full-size staging buffer from which this axis communicates fastest, contents undefined.
+
+        Called by every rank of the axis in the same order. The storage object never changes, so views
+        of the buffer stay valid through ``release`` and ``restore``.
+        """
+
+    def release(self, buffer: torch.Tensor) -> None:
+        """Give the memory of a buffer from ``allocate`` back; its contents are lost, its views stay valid objects."""
+
+    def restore(self, buffer: torch.Tensor) -> None:
+        """Make a released buffer usable again, contents undefined."""
+
+    def all_gather(self, output: torch.Tensor, shard: torch.Tensor) -> Pending:
+        """Fill ``output`` (size * numel) with every rank's ``shard`` (numel) in rank order.
+
+        ``shard`` may be the matching part of ``output`` itself.
+        """
+
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        partial: torch.Tensor,
+        *,
+        accumulate_dtype: torch.dtype,
+        divisor: float = 1.0,
+        add: bool = False,
+    ) -> Pending:
+        """Sum this rank's part of every rank's ``partial`` (size * numel), divide, and write or add to ``output`` (numel)."""
+
+    def all_reduce(
+        self,
+        output: torch.Tensor,
+        partial: torch.Tensor,
+        *,
+        accumulate_dtype: torch.dtype,
+        divisor: float = 1.0,
+        add: bool = False,
+    ) -> Pending:
+        """Like ``reduce_scatter`` followed by ``all_gather``: every rank gets the whole sum (numel) in ``output``."""

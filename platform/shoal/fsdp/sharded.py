@@ -1,0 +1,41 @@
+"""What one rank holds of one parameter: the seam between the adapter and checkpoints, weights and optimizers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedParameter:
+    """Contiguous dim-0 rows of one parameter, as this rank's optimizer sees them.
+
+    The same parameters come in the same order on every rank, also where a rank holds no row.
+    """
+
+    names: tuple[str, ...]
+    """Fully qualified names in the model; tied weights have several, the first is the canonical one."""
+
+    shape: torch.Size
+    """Shape of the whole parameter."""
+
+    row_start: int
+    """First dim-0 row held here."""
+
+    local: nn.Parameter
+    """Main weights of the rows held here, ``[rows, *shape[1:]]``: a view of the group's flat shard; may have no rows."""
+
+    primary: bool
+    """Whether this rank stands for the rows; of several ranks with equal replicas exactly one does."""
+
+    @property
+    def name(self) -> str:
+        """The canonical name."""
+        return self.names[0]
+
+    @property
+    def row_stop(self) -> int:
+        """One past the last dim-0 row held here."""
+        return self.row_start + self.local.shape[0]
