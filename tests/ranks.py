@@ -1,7 +1,7 @@
 """A pool of gloo rank processes that tests share.
 
-Starting a process and importing torch costs seconds, a new process group milliseconds; so the processes
-live as long as the test session and each job gets fresh groups.
+Starting a process and importing torch costs seconds, a new process group milliseconds; so the
+processes live as long as the test session and each job gets fresh groups.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ def _serve(connection: Connection, rank: int) -> None:
         try:
             # The payload may be defined in a test module, which only resolves once paths are set.
             function, args = cloudpickle.loads(payload)
-            store = dist.FileStore(store_path, world_size)
             dist.init_process_group(
                 "gloo",
-                store=store,
+                init_method=f"file://{store_path}",
                 rank=rank,
                 world_size=world_size,
                 timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
@@ -69,7 +68,7 @@ class RankPool:
         self._processes: list[tuple[SpawnProcess, Connection]] = []
 
     def run(self, world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Call ``function(*args)`` on ranks 0..world_size-1 inside a default gloo group; results by rank."""
+        """Call ``function(*args)`` on each rank inside a default gloo group; results by rank."""
         self._grow(world_size)
         module = sys.modules.get(function.__module__)
         if module is not None and function.__module__ != "__main__":

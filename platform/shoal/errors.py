@@ -5,8 +5,8 @@
     ├── WorkError          the work failed: disk, peer, damaged file               (exit code 1)
     └── EndedEarly         stopped as asked, or out of data                        (exit code 3)
 
-A message is one sentence or two: what is wrong with which value, and what would fit. The command line
-turns each kind into its exit code and prints the message without a traceback.
+A message is one sentence or two: what is wrong with which value, and what would fit. The command
+line turns each kind into its exit code and prints the message without a traceback.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ class ShoalError(Exception):
 class ConfigError(ShoalError):
     """The user's input is wrong; raised before any work starts.
 
-    ``field`` is the dotted configuration key or command-line argument, ``value`` what the user gave,
-    ``problem`` a clause that says why it cannot work, ``remedy`` an imperative that says what would.
+    ``field`` is the dotted configuration key or command-line argument, ``value`` what the user
+    gave, ``problem`` a clause that says why it cannot work, ``remedy`` an imperative that says
+    what would.
     """
 
     exit_code = 2
