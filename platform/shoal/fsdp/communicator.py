@@ -1,10 +1,12 @@
 """The one seam to collectives: everything the adapter sends passes through a ``Communicator``.
 
-A communicator serves one axis of a mesh and works on flat, contiguous, one-dimensional buffers. Each deed
-returns at once with a ``Pending``; the result may be used, and the inputs reused, after ``wait()``.
-Every rank of the axis calls the same deeds in the same order with the same sizes.
+A communicator serves one axis of a mesh and works on flat, contiguous, one-dimensional buffers. Each
+deed returns at once with a ``Pending``; the result may be used, and the inputs reused, after its
+``wait()``. Every rank of the axis calls the same deeds in the same order with the same sizes; when it
+waits for each is its own affair.
 
-Sums are taken in rank order 0..n-1 in ``accumulate_dtype``, so their bits do not depend on the transport.
+Sums are taken in rank order 0..n-1 in ``accumulate_dtype``, so their bits do not depend on the
+transport (but for NCCL, which keeps its own order).
 No implementation averages by a collective: an average is a sum divided afterwards, here.
 """
 
@@ -19,7 +21,10 @@ class Pending(Protocol):
     """A deed under way."""
 
     def wait(self) -> None:
-        """Return when the result is in place on the current stream; raise ``WorkError`` if a peer was lost."""
+        """Return when the result is in place on the current stream.
+
+        Raises ``WorkError`` if a peer was lost. Later calls return at once.
+        """
 
 
 class Communicator(Protocol):
@@ -34,14 +39,17 @@ class Communicator(Protocol):
         """This rank's place on the axis."""
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A full-size staging buffer from which this axis communicates fastest, contents undefined.
+        """A full-size staging buffer where this axis communicates fastest, contents undefined.
 
-        Called by every rank of the axis in the same order. The storage object never changes, so views
-        of the buffer stay valid through ``release`` and ``restore``.
+        Called by every rank of the axis in the same order. The storage object never changes, so
+        views of the buffer stay valid through ``release`` and ``restore``.
         """
 
     def release(self, buffer: torch.Tensor) -> None:
-        """Give the memory of a buffer from ``allocate`` back; its contents are lost, its views stay valid objects."""
+        """Give the memory of a buffer from ``allocate`` back.
+
+        Its contents are lost, its views stay valid objects.
+        """
 
     def restore(self, buffer: torch.Tensor) -> None:
         """Make a released buffer usable again, contents undefined."""
@@ -61,7 +69,11 @@ class Communicator(Protocol):
         divisor: float = 1.0,
         add: bool = False,
     ) -> Pending:
-        """Sum this rank's part of every rank's ``partial`` (size * numel), divide, and write or add to ``output`` (numel)."""
+        """Sum every rank's ``partial`` (size * numel) and keep this rank's part.
+
+        The sum is divided by ``divisor`` and written, or added, to ``output`` (numel), which may be
+        this rank's own part of ``partial``.
+        """
 
     def all_reduce(
         self,
@@ -72,4 +84,7 @@ class Communicator(Protocol):
         divisor: float = 1.0,
         add: bool = False,
     ) -> Pending:
-        """Like ``reduce_scatter`` followed by ``all_gather``: every rank gets the whole sum (numel) in ``output``."""
+        """Like ``reduce_scatter``, but every rank gets the whole sum (numel) in ``output``.
+
+        ``output`` may be ``partial`` itself; any numel will do.
+        """

@@ -1,0 +1,197 @@
+"""Collectives over sockets: works between any hosts.
+
+Gloo only moves bytes here. Its own reduce-scatter costs more than twice its all-reduce, sums in the
+wire's dtype, and its average has been a sum; so sums are taken by this rank, in rank order.
+
+    reduce_scatter:  all-to-all ──► each rank sums its own part
+    all_reduce:      small, or two ranks: all-gather ──► each rank sums everything
+                     otherwise: reduce_scatter ──► all-gather of the sums
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch.distributed import ProcessGroup, Work
+
+from shoal.errors import WorkError
+from shoal.fsdp.communicator import Pending
+from shoal.fsdp.reduction import Reduction
+
+_SMALL_NUMEL = 1 << 14
+"""Up to here the latency of a second collective costs more than sending everything to everyone."""
+
+
+class Done:
+    """A deed that needed nobody else and is over."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class _Deed:
+    """A collective under way and what this rank does once it is complete."""
+
+    def __init__(self, work: Work, finish: Callable[[], None] | None) -> None:
+        self._work: Work | None = work
+        self._finish = finish
+
+    def wait(self) -> None:
+        """See ``Pending``."""
+        if self._work is not None:
+            finish_work(self._work)
+            self._work = None
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            finish()
+
+
+def finish_work(work: Work) -> None:
+    """Wait for a collective; a lost or silent peer becomes a ``WorkError``."""
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise WorkError(
+            f"A collective failed, so another rank was lost or does not answer: {error}"
+        ) from error
+
+
+class GlooCommunicator:
+    """A ``Communicator`` over a gloo process group."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._size = group.size()
+        self._rank = group.rank()
+        self._unfinished: _TwoStageAllReduce | None = None
+
+    @property
+    def size(self) -> int:
+        """See ``Communicator``."""
+        return self._size
+
+    @property
+    def rank(self) -> int:
+        """See ``Communicator``."""
+        return self._rank
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """See ``Communicator``."""
+        return torch.empty(numel, dtype=dtype)
+
+    def release(self, buffer: torch.Tensor) -> None:
+        """See ``Communicator``."""
+        buffer.untyped_storage().resize_(0)
+
+    def restore(self, buffer: torch.Tensor) -> None:
+        """See ``Communicator``."""
+        buffer.untyped_storage().resize_(buffer.numel() * buffer.element_size())
+
+    def all_gather(self, output: torch.Tensor, shard: torch.Tensor) -> Pending:
+        """See ``Communicator``."""
+        if self._size == 1:
+            if output.data_ptr() != shard.data_ptr():
+                output.detach().copy_(shard.detach())
+            return Done()
+        self._settle()
+        return _Deed(self._gather(output, shard), None)
+
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        partial: torch.Tensor,
+        *,
+        accumulate_dtype: torch.dtype,
+        divisor: float = 1.0,
+        add: bool = False,
+    ) -> Pending:
+        """See ``Communicator``."""
+        reduction = Reduction(accumulate_dtype=accumulate_dtype, divisor=divisor, add=add)
+        if self._size == 1:
+            reduction.into(output, [partial])
+            return Done()
+        self._settle()
+        received = torch.empty_like(partial)
+        work = self._group.alltoall_base(received, partial, [], [])
+        return _Deed(work, lambda: reduction.into(output, received.chunk(self._size)))
+
+    def all_reduce(
+        self,
+        output: torch.Tensor,
+        partial: torch.Tensor,
+        *,
+        accumulate_dtype: torch.dtype,
+        divisor: float = 1.0,
+        add: bool = False,
+    ) -> Pending:
+        """See ``Communicator``."""
+        reduction = Reduction(accumulate_dtype=accumulate_dtype, divisor=divisor, add=add)
+        if self._size == 1:
+            reduction.into(output, [partial])
+            return Done()
+        self._settle()
+        if self._size > 2 and partial.numel() > _SMALL_NUMEL:
+            self._unfinished = _TwoStageAllReduce(self, output, partial, reduction)
+            return self._unfinished
+        received = partial.new_empty(self._size * partial.numel())
+        work = self._gather(received, partial)
+        return _Deed(work, lambda: reduction.into(output, received.chunk(self._size)))
+
+    def _gather(self, output: torch.Tensor, shard: torch.Tensor) -> Work:
+        return self._group._allgather_base(output, shard)
+
+    def _settle(self) -> None:
+        """Start the second stage of an all-reduce before any later deed starts.
+
+        Peers match collectives by the order in which they start; this makes that order the order of
+        the deeds, whenever each rank happens to wait.
+        """
+        if self._unfinished is not None:
+            unfinished, self._unfinished = self._unfinished, None
+            unfinished.start_gather()
+
+
+class _TwoStageAllReduce:
+    """A reduce-scatter of the padded buffer, then an all-gather of the sums."""
+
+    def __init__(
+        self,
+        communicator: GlooCommunicator,
+        output: torch.Tensor,
+        partial: torch.Tensor,
+        reduction: Reduction,
+    ) -> None:
+        self._communicator = communicator
+        self._output = output
+        self._finish = replace(reduction, divisor=1.0)
+        size = communicator.size
+        part = -(-partial.numel() // size)
+        if part * size != partial.numel():
+            padding = partial.new_zeros(part * size - partial.numel())
+            partial = torch.cat([partial, padding])
+        self._sums = torch.empty(part * size, dtype=reduction.accumulate_dtype)
+        self._own_sum = self._sums.narrow(0, communicator.rank * part, part)
+        self._scatter = communicator.reduce_scatter(
+            self._own_sum,
+            partial,
+            accumulate_dtype=reduction.accumulate_dtype,
+            divisor=reduction.divisor,
+        )
+        self._gather: Pending | None = None
+        self._finished = False
+
+    def start_gather(self) -> Pending:
+        """Complete the first stage and start the second, on the first call."""
+        if self._gather is None:
+            self._scatter.wait()
+            self._gather = self._communicator.all_gather(self._sums, self._own_sum)
+        return self._gather
+
+    def wait(self) -> None:
+        """See ``Pending``."""
+        self.start_gather().wait()
+        if not self._finished:
+            self._finished = True
+            self._finish.into(self._output, [self._sums[: self._output.numel()]])

@@ -1,0 +1,130 @@
+"""The rules that every communicator keeps, on 1 to 4 real ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shoal.fsdp.communicator import Communicator
+from shoal.fsdp.transport import communicator_for
+from tests.ranks import RankPool
+
+WORLD_SIZES = [1, 2, 3, 4]
+
+
+def _communicator() -> Communicator:
+    group = dist.group.WORLD
+    assert group is not None
+    return communicator_for(group, torch.device("cpu"))
+
+
+def _partial(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 + rank)
+    return torch.randn(numel, generator=generator).to(dtype)
+
+
+def _expected(
+    size: int, numel: int, dtype: torch.dtype, divisor: float, before: torch.Tensor | None
+) -> torch.Tensor:
+    total = _partial(0, numel, dtype).float()
+    for rank in range(1, size):
+        total = total + _partial(rank, numel, dtype).float()
+    total = total / divisor
+    return total if before is None else before + total
+
+
+def _exact_sums() -> tuple[list[float], list[float]]:
+    communicator = _communicator()
+    size, rank = communicator.size, communicator.rank
+    partial = torch.full((size * 3,), rank + 1.0)
+    part, whole = torch.empty(3), torch.empty(size * 3)
+    communicator.reduce_scatter(part, partial, accumulate_dtype=torch.float32).wait()
+    communicator.all_reduce(
+        whole, partial, accumulate_dtype=torch.float32, divisor=float(size)
+    ).wait()
+    return part.tolist(), whole.tolist()
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_sum_and_average_of_rank_scaled_data_are_exact(ranks: RankPool, world_size: int) -> None:
+    total = world_size * (world_size + 1) / 2
+    for part, whole in ranks.run(world_size, _exact_sums):
+        assert part == [total] * 3
+        assert whole == [total / world_size] * (3 * world_size)
+
+
+def _gather(in_place: bool) -> list[float]:
+    communicator = _communicator()
+    output = communicator.allocate(communicator.size * 5, torch.bfloat16)
+    shard = torch.arange(5, dtype=torch.bfloat16) + 10 * communicator.rank
+    if in_place:
+        own = output.view(communicator.size, 5)[communicator.rank]
+        own.copy_(shard)
+        shard = own
+    communicator.all_gather(output, shard).wait()
+    values: list[float] = output.tolist()
+    return values
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_all_gather_fills_the_output_in_rank_order(
+    ranks: RankPool, world_size: int, in_place: bool
+) -> None:
+    expected = [10.0 * rank + i for rank in range(world_size) for i in range(5)]
+    assert ranks.run(world_size, _gather, in_place) == [expected] * world_size
+
+
+def _reduce(numel: int, dtype: torch.dtype, divisor: float, add: bool) -> list[torch.Tensor]:
+    communicator = _communicator()
+    size, rank = communicator.size, communicator.rank
+    before = torch.ones(size * numel)
+    part = before.chunk(size)[rank].clone()
+    whole = before.clone()
+    partial = _partial(rank, size * numel, dtype)
+    deeds = [
+        communicator.reduce_scatter(
+            part, partial, accumulate_dtype=torch.float32, divisor=divisor, add=add
+        ),
+        communicator.all_reduce(
+            whole, partial, accumulate_dtype=torch.float32, divisor=divisor, add=add
+        ),
+    ]
+    if rank % 2:  # the order of waiting is each rank's own affair
+        deeds.reverse()
+    for deed in deeds:
+        deed.wait()
+    return [part, whole]
+
+
+@pytest.mark.parametrize("numel", [1, 257, 40_001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_sums_are_taken_in_rank_order_in_the_accumulation_type(
+    ranks: RankPool, world_size: int, dtype: torch.dtype, numel: int
+) -> None:
+    for divisor, add in [(1.0, False), (3.0, True)]:
+        before = torch.ones(world_size * numel) if add else None
+        expected = _expected(world_size, world_size * numel, dtype, divisor, before)
+        results = ranks.run(world_size, _reduce, numel, dtype, divisor, add)
+        for rank, (part, whole) in enumerate(results):
+            assert torch.equal(part, expected.chunk(world_size)[rank])
+            assert torch.equal(whole, expected)
+
+
+def _all_reduce_in_place(numel: int) -> torch.Tensor:
+    communicator = _communicator()
+    buffer = _partial(communicator.rank, numel, torch.float32)
+    communicator.all_reduce(buffer, buffer, accumulate_dtype=torch.float32).wait()
+    return buffer
+
+
+@pytest.mark.parametrize("numel", [7, 50_003])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_all_reduce_works_in_place_at_any_length(
+    ranks: RankPool, world_size: int, numel: int
+) -> None:
+    expected = _expected(world_size, numel, torch.float32, 1.0, None)
+    for buffer in ranks.run(world_size, _all_reduce_in_place, numel):
+        assert torch.equal(buffer, expected)
