@@ -1,0 +1,53 @@
+"""``events.jsonl``: what happened to a run besides its steps."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import WorkError
+
+EVENTS_FILE = "events.jsonl"
+
+
+class EventKind(StrEnum):
+    """What a line of ``events.jsonl`` tells."""
+
+    START = "start"
+    """Ranks begin an attempt."""
+    RESUME = "resume"
+    """An attempt goes on from a checkpoint."""
+    SAVE = "save"
+    """A checkpoint is complete."""
+    FAILURE = "failure"
+    """An attempt failed."""
+    REFUSAL = "refusal"
+    """A run was refused before it began."""
+    END = "end"
+    """The run is over."""
+
+
+def append_event(folder: Path, kind: EventKind, **fields: Any) -> None:
+    """Append one event with the time (UTC) and ``fields`` (JSON values).
+
+    Written by one ``write`` of a file opened for appending, so lines of several processes of one
+    machine do not mix. Raises WorkError where the folder cannot be written.
+    """
+    event = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": kind, **fields}
+    try:
+        with (folder / EVENTS_FILE).open("ab", buffering=0) as file:
+            file.write(json.dumps(event).encode() + b"\n")
+    except OSError as error:
+        raise WorkError(f"cannot write {folder / EVENTS_FILE}: {error.strerror}.") from error
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """Every whole event of a run's folder, oldest first; none where there is no file."""
+    try:
+        text = (folder / EVENTS_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

@@ -1,0 +1,153 @@
+"""``metrics.jsonl``: one object a step, each step once, with TensorBoard event files beside it.
+
+Rank 0 writes, whoever likes reads while the run goes on. A line is written whole and flushed;
+after a resume the lines of steps that will be made again are cut off, so a reader may see the file
+shrink.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from torch.utils.tensorboard import SummaryWriter
+
+from shoal.errors import WorkError
+
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """What one optimizer step did, over all ranks."""
+
+    step: int
+    """Steps done, this one included: the first is 1."""
+
+    loss: float
+    """Mean cross-entropy of the step's labels, nats per token; 0 if the batch has no label."""
+
+    auxiliary_loss: float | None
+    """Load-balancing loss of the experts, mean over sequences, no coefficient; None if dense."""
+
+    grad_norm: float
+    """Norm of the gradient over all parameters, before clipping."""
+
+    lr: float
+    """Learning rate of this step."""
+
+    tokens: int
+    """Tokens of this step's sequences."""
+
+    labels: int
+    """Of them, tokens that count in the loss."""
+
+    tokens_per_second: float
+    """``tokens / step_seconds``, of all ranks together."""
+
+    step_seconds: float
+    """Seconds from the step's first sequence read to its weights updated."""
+
+    memory_bytes: int
+    """Peak memory of rank 0 so far: allocated on its GPU, or resident in its process."""
+
+
+class MetricsWriter:
+    """Appends steps to a run's folder; used on rank 0, as a context manager."""
+
+    def __init__(self, folder: Path, *, last_step: int) -> None:
+        """Open the files of ``folder``, keeping the steps up to ``last_step`` only.
+
+        Raises WorkError where the folder cannot be written.
+        """
+        path = folder / METRICS_FILE
+        try:
+            _truncate_after(path, last_step)
+            self._file: IO[str] = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise WorkError(f"cannot write {path}: {error.strerror}.") from error
+        self._board = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=last_step + 1)
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
+        self._board.close()
+
+    def write(self, metrics: StepMetrics) -> None:
+        """Append one step; a reader sees all of it at once.
+
+        Raises WorkError where the disk has no room.
+        """
+        record = {name: value for name, value in asdict(metrics).items() if value is not None}
+        try:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise WorkError(f"cannot write {self._file.name}: {error.strerror}.") from error
+        for name, value in record.items():
+            if name != "step":
+                self._board.add_scalar(name, value, metrics.step)
+
+
+class MetricsReader:
+    """Follows a ``metrics.jsonl`` that another process writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / METRICS_FILE
+        self._last_line = b""
+        self._offset = 0
+
+    def poll(self) -> list[StepMetrics]:
+        """Steps written since the last call; only the newest, where the file was cut meanwhile."""
+        try:
+            with self._path.open("rb") as file:
+                return self._read(file)
+        except FileNotFoundError:
+            return []
+
+    def _read(self, file: IO[bytes]) -> list[StepMetrics]:
+        file.seek(self._offset - len(self._last_line))
+        was_cut = file.read(len(self._last_line)) != self._last_line
+        if was_cut:
+            self._offset, self._last_line = 0, b""
+            file.seek(0)
+        lines = [line for line in file.readlines() if line.endswith(b"\n")]
+        if not lines:
+            return []
+        self._offset += sum(len(line) for line in lines)
+        self._last_line = lines[-1]
+        return [_parse(line) for line in (lines[-1:] if was_cut else lines)]
+
+
+def _parse(line: bytes) -> StepMetrics:
+    return StepMetrics(**{"auxiliary_loss": None, **json.loads(line)})
+
+
+def _truncate_after(path: Path, last_step: int) -> None:
+    """Cut the file before the first line that is of a later step, or damaged by a crash."""
+    if not path.exists():
+        return
+    keep = _length_where(path, lambda record: record["step"] <= last_step)
+    if keep < path.stat().st_size:
+        os.truncate(path, keep)
+
+
+def _length_where(path: Path, wanted: Callable[[dict[str, int]], bool]) -> int:
+    """Bytes of the leading whole lines that are ``wanted``."""
+    length = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n") or not wanted(json.loads(line)):
+                break
+            length += len(line)
+    return length
