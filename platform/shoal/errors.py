@@ -2,6 +2,7 @@
 
     ShoalError
     ├── ConfigError        what the user wrote cannot work: field, value, remedy   (exit code 2)
+    │   └── ConfigErrors   several such mistakes, found together
     ├── WorkError          the work failed: disk, peer, damaged file               (exit code 1)
     └── EndedEarly         stopped as asked, or out of data                        (exit code 3)
 
@@ -10,6 +11,9 @@ line turns each kind into its exit code and prints the message without a traceba
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 
 class ShoalError(Exception):
@@ -35,8 +39,29 @@ class ConfigError(ShoalError):
         self.remedy = remedy
         super().__init__(f"{field} = {value!r}: {problem}. {remedy}.")
 
-    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str, str]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.field, self.value, self.problem, self.remedy)
+
+
+class ConfigErrors(ConfigError):
+    """Two or more mistakes in the user's input, one to a line; the attributes are those of the first."""
+
+    def __init__(self, problems: Sequence[ConfigError]) -> None:
+        self.problems = tuple(problems)
+        first = self.problems[0]
+        super().__init__(first.field, first.value, first.problem, first.remedy)
+        self.args = ("\n".join(str(problem) for problem in self.problems),)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,)
+
+    @staticmethod
+    def raise_any(problems: Sequence[ConfigError]) -> None:
+        """Raise what was found: nothing, the one mistake, or all of them in one exception."""
+        if len(problems) == 1:
+            raise problems[0]
+        if problems:
+            raise ConfigErrors(problems)
 
 
 class WorkError(ShoalError):

@@ -3,6 +3,7 @@
 from shoal.config.checkpoint import CheckpointSettings
 from shoal.config.cluster import ClusterSettings
 from shoal.config.data import DataSettings, SourceSettings
+from shoal.config.load import config_from_tree, dump_config, load_config
 from shoal.config.model import ModelSettings
 from shoal.config.optimizer import OptimizerSettings, ScheduleSettings
 from shoal.config.parallel import ParallelSettings
@@ -28,4 +29,7 @@ __all__ = [
     "ShardingSettings",
     "SourceSettings",
     "TrainSettings",
+    "config_from_tree",
+    "dump_config",
+    "load_config",
 ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from shoal.config.section import Section
@@ -18,5 +16,6 @@ class CheckpointSettings(Section):
     keep: int | None = Field(default=2, ge=1)
     """Newest complete checkpoints to keep; null keeps all."""
 
-    resume: Literal["auto", "never"] | str = "auto"
-    """``auto`` goes on from the run's newest complete checkpoint, ``never`` refuses a folder that has one, a path starts from that checkpoint."""
+    resume: str = Field(default="auto", min_length=1)
+    """``auto`` goes on from the run's newest complete checkpoint, ``never`` refuses a folder that
+    has one, a path starts from that checkpoint."""

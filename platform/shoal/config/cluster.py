@@ -22,7 +22,8 @@ class ClusterSettings(Section):
     """CPU threads of each worker."""
 
     nvlink_domain: int | None = Field(default=None, ge=1)
-    """Ranks that share fast links; the inner data-parallel axis stays inside. Unset: one domain holds all workers."""
+    """Ranks that share fast links; the inner data-parallel axis stays inside. Unset: one domain
+    holds all workers."""
 
     timeout_s: float = Field(default=60.0, gt=0)
     """Seconds after which a lost or hung peer ends a collective."""

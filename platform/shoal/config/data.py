@@ -12,8 +12,9 @@ from shoal.config.section import Section
 class SourceSettings(Section):
     """One entry of ``data.sources``."""
 
-    path: str
-    """File, folder (read recursively) or glob pattern; for ``megatron`` the common prefix of ``.bin`` and ``.idx``."""
+    path: str = Field(min_length=1)
+    """File, folder (read recursively) or glob pattern; for ``megatron`` the common prefix of
+    ``.bin`` and ``.idx``."""
 
     format: Literal["auto", "text", "jsonl", "parquet", "megatron"] = "auto"
     """How to read it; ``auto`` goes by the file's ending."""
@@ -22,10 +23,12 @@ class SourceSettings(Section):
     """Column of JSONL and Parquet that holds the document's text."""
 
     messages_key: str = "messages"
-    """Column of JSONL and Parquet that holds chat messages; where a row has it, only the assistant's words are labels."""
+    """Column of JSONL and Parquet that holds chat messages; where a row has it, only the
+    assistant's words are labels."""
 
     include: tuple[str, ...] = ()
-    """Patterns of file names to read inside a folder, for example ``["*.py", "*.md"]``; empty reads every text file."""
+    """Patterns of file names to read inside a folder, for example ``["*.py", "*.md"]``; empty
+    reads every text file."""
 
     weight: float = Field(default=1.0, gt=0)
     """Relative share of this source's samples in each epoch."""
@@ -37,8 +40,9 @@ class DataSettings(Section):
     sources: tuple[SourceSettings, ...] = Field(min_length=1)
     """Where documents come from."""
 
-    tokenizer: str | None = None
-    """``bytes`` or the folder of a Hugging Face tokenizer; unset takes the model folder's own, else ``bytes``."""
+    tokenizer: str | None = Field(default=None, min_length=1)
+    """``bytes`` or the folder of a Hugging Face tokenizer; unset takes the model folder's own, else
+    ``bytes``."""
 
     seq_len: int = Field(default=512, ge=2)
     """Tokens per sequence."""
@@ -47,7 +51,8 @@ class DataSettings(Section):
     """Whether each epoch visits the sequences in a new order drawn from ``run.seed``."""
 
     epochs: int | None = Field(default=None, ge=1)
-    """Passes over the data before the run ends for want of data; unset repeats as long as steps remain."""
+    """Passes over the data before the run ends for want of data; unset repeats as long as steps
+    remain."""
 
     workers: int = Field(default=1, ge=1)
     """Ray Data tasks that tokenize side by side."""

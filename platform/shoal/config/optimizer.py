@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from shoal.config.section import Section
+from shoal.config.section import Section, refuse
+from shoal.errors import ConfigError
 
 
 class ScheduleSettings(Section):
@@ -19,10 +20,19 @@ class ScheduleSettings(Section):
     """Steps over which the rate rises linearly from 0."""
 
     decay_steps: int | None = Field(default=None, ge=1)
-    """Steps over which the rate falls; unset: all after the warm-up (``cosine``, ``linear``), a tenth of the run (``wsd``)."""
+    """Steps over which the rate falls; unset: all after the warm-up (``cosine``, ``linear``), a
+    tenth of the run (``wsd``)."""
 
     final: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of ``lr`` that remains at the end."""
+
+    @model_validator(mode="after")
+    def _decays_where_it_says_so(self) -> ScheduleSettings:
+        if self.kind == "constant" and self.decay_steps is not None:
+            problem = "a constant rate does not decay"
+            remedy = "Leave it out, or set kind to cosine, linear or wsd"
+            refuse([ConfigError("decay_steps", self.decay_steps, problem, remedy)])
+        return self
 
 
 class OptimizerSettings(Section):
@@ -51,3 +61,17 @@ class OptimizerSettings(Section):
 
     schedule: ScheduleSettings = ScheduleSettings()
     """The learning rate over steps."""
+
+    @model_validator(mode="after")
+    def _rates_fit_the_kind(self) -> OptimizerSettings:
+        found = []
+        if not all(0 <= beta < 1 for beta in self.betas):
+            problem = "each decay must lie in [0, 1)"
+            remedy = "Use values such as [0.9, 0.95]"
+            found.append(ConfigError("betas", list(self.betas), problem, remedy))
+        if self.momentum and self.kind != "sgd":
+            problem = f"{self.kind} takes no momentum"
+            remedy = "Leave it out, or set optimizer.kind to sgd"
+            found.append(ConfigError("momentum", self.momentum, problem, remedy))
+        refuse(found)
+        return self

@@ -13,7 +13,7 @@ class RunSettings(Section):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run; ``dir/name`` is its folder."""
 
-    dir: str = "runs"
+    dir: str = Field(default="runs", min_length=1)
     """Folder that holds the runs; shared by all nodes when there are several."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)

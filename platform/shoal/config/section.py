@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import PydanticCustomError
+
+from shoal.errors import ConfigError
+
+MISTAKE = "mistake"
+"""Type of the pydantic errors that ``refuse`` raises."""
 
 
 class Section(BaseModel):
-    """One mapping of the YAML file: frozen, unknown keys refused, each field documented under it."""
+    """One mapping of the YAML file: frozen, unknown keys refused, each field documented."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -15,3 +23,10 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         allow_inf_nan=False,
     )
+
+
+def refuse(found: Sequence[ConfigError]) -> None:
+    """Raise what a section's validator found; the fields are relative to the section."""
+    if found:
+        text = " ".join(str(problem) for problem in found)
+        raise PydanticCustomError(MISTAKE, "{text}", {"text": text, "found": tuple(found)})

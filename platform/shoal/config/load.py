@@ -1,0 +1,71 @@
+"""From a YAML file and ``--set`` overrides to a checked tree, and back to YAML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shoal.config.overrides import apply_overrides
+from shoal.config.problems import config_errors
+from shoal.config.tree import Config
+from shoal.config.yaml_text import read_yaml, write_yaml
+from shoal.errors import ConfigError, ConfigErrors
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in the file at ``path`` with ``overrides`` (``key=value``) laid over it.
+
+    Raises:
+        ConfigError: for a file that cannot be read or is no mapping, and for every wrong key and
+            value in it, all in one message.
+    """
+    tree = _read_tree(path)
+    apply_overrides(tree, overrides)
+    return config_from_tree(tree)
+
+
+def config_from_tree(tree: dict[str, Any]) -> Config:
+    """The configuration that plain values (mappings, lists, text, numbers) describe."""
+    try:
+        # Lists stand for tuples and words for enum members in JSON mode only, and strictness
+        # (no text for a number, no number for text) holds there as well.
+        return Config.model_validate_json(json.dumps(tree))
+    except ValidationError as error:
+        problems = config_errors(error)
+    ConfigErrors.raise_any(problems)
+    raise AssertionError("pydantic refused the tree without saying why")
+
+
+def dump_config(config: Config) -> str:
+    """The whole tree, defaults included, as YAML that ``load_config`` reads back as its equal."""
+    return write_yaml(config.model_dump(mode="json"))
+
+
+def _read_tree(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "CONFIG", str(path), "there is no such file", "Give the path of a YAML file"
+        ) from error
+    except IsADirectoryError as error:
+        remedy = "Give the path of the YAML file in it"
+        raise ConfigError("CONFIG", str(path), "is a folder", remedy) from error
+    except UnicodeDecodeError as error:
+        remedy = "Save it as plain UTF-8 text"
+        raise ConfigError("CONFIG", str(path), "is not UTF-8 text", remedy) from error
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+        raise ConfigError("CONFIG", str(path), problem, "Make the file readable") from error
+    tree = read_yaml(text, str(path))
+    if tree is None:
+        remedy = "Begin with the keys model, data.sources and train.steps"
+        raise ConfigError("CONFIG", str(path), "the file is empty", remedy)
+    if not isinstance(tree, dict):
+        remedy = "Begin with the keys model, data.sources and train.steps"
+        raise ConfigError("CONFIG", str(path), "the file holds no mapping", remedy)
+    return tree
