@@ -1,0 +1,27 @@
+"""How Hugging Face model folders continue the same prompts, greedily: ``sample.py MODEL...``."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+PROMPTS = ("class Stack:\n", 'def read_lines(path):\n    """')
+NEW_TOKENS = 48
+
+
+def main(folders: list[str]) -> None:
+    """Continue each prompt with the model of each folder."""
+    for folder in folders:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        for prompt in PROMPTS:
+            tokens = tokenizer(prompt, return_tensors="pt")
+            continued = model.generate(**tokens, max_new_tokens=NEW_TOKENS, do_sample=False)
+            text = tokenizer.decode(continued[0], skip_special_tokens=True)
+            print(f"--- {folder}\n{text}\n", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
