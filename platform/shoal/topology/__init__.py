@@ -1,0 +1,7 @@
+"""All degrees of parallelism in one checked value: ranks, axes, groups and torch meshes."""
+
+from shoal.topology.axis import Axis, Coordinates
+from shoal.topology.meshes import MESH_AXES, Meshes
+from shoal.topology.topology import Topology
+
+__all__ = ["MESH_AXES", "Axis", "Coordinates", "Meshes", "Topology"]
