@@ -1,9 +1,9 @@
 """The one seam to collectives: everything the adapter sends passes through a ``Communicator``.
 
-A communicator serves one axis of a mesh and works on flat, contiguous, one-dimensional buffers. Each
-deed returns at once with a ``Pending``; the result may be used, and the inputs reused, after its
-``wait()``. Every rank of the axis calls the same deeds in the same order with the same sizes; when it
-waits for each is its own affair.
+A communicator serves one axis of a mesh and works on flat, contiguous, one-dimensional buffers.
+Each deed returns at once with a ``Pending``; the result may be used, and the inputs reused, after
+its ``wait()``. Every rank of the axis makes the same calls (but ``wait``) in the same order with the
+same sizes; when it waits for each deed is its own affair.
 
 Sums are taken in rank order 0..n-1 in ``accumulate_dtype``, so their bits do not depend on the
 transport (but for NCCL, which keeps its own order).
@@ -39,10 +39,10 @@ class Communicator(Protocol):
         """This rank's place on the axis."""
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A full-size staging buffer where this axis communicates fastest, contents undefined.
+        """A full-size buffer for ``all_gather`` to fill, contents undefined; it starts restored.
 
-        Called by every rank of the axis in the same order. The storage object never changes, so
-        views of the buffer stay valid through ``release`` and ``restore``.
+        Ranks of one host may share its memory, so nobody else writes to it. The storage object
+        never changes, so views of the buffer stay valid through ``release`` and ``restore``.
         """
 
     def release(self, buffer: torch.Tensor) -> None:
@@ -54,10 +54,17 @@ class Communicator(Protocol):
     def restore(self, buffer: torch.Tensor) -> None:
         """Make a released buffer usable again, contents undefined."""
 
+    def lend(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A buffer to fill and to give as ``partial`` to the next reduction, contents undefined.
+
+        It spares that reduction a copy, and must not be touched once the reduction was waited for.
+        """
+
     def all_gather(self, output: torch.Tensor, shard: torch.Tensor) -> Pending:
         """Fill ``output`` (size * numel) with every rank's ``shard`` (numel) in rank order.
 
-        ``shard`` may be the matching part of ``output`` itself.
+        ``shard`` may be the matching part of ``output`` itself, if it was written at a time when no
+        rank could still be reading the former contents.
         """
 
     def reduce_scatter(

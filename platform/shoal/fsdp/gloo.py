@@ -89,6 +89,10 @@ class GlooCommunicator:
         """See ``Communicator``."""
         buffer.untyped_storage().resize_(buffer.numel() * buffer.element_size())
 
+    def lend(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """See ``Communicator``."""
+        return torch.empty(numel, dtype=dtype)
+
     def all_gather(self, output: torch.Tensor, shard: torch.Tensor) -> Pending:
         """See ``Communicator``."""
         if self._size == 1:
