@@ -1,0 +1,1 @@
+"""Ray Serve shells around the actors."""
