@@ -1,0 +1,320 @@
+"""What a decoder is, read from a Hugging Face config."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.errors import ConfigError
+from shoal.models.families import FAMILIES, Biases, Family, QueryKeyNorm, Windows
+from shoal.models.rotary import RotaryConfig
+
+# Keys that every family knows besides its defaults.
+_COMMON_KEYS = frozenset(
+    {"model_type", "architectures", "rope_parameters", "rope_scaling", "num_local_experts"}
+    | {"torch_dtype", "dtype", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id"}
+    | {"transformers_version", "output_router_logits", "pretraining_tp", "layer_types"}
+    | {"max_window_layers", "quantization_config", "original_max_position_embeddings"}
+)
+_TYPO_SIMILARITY = 0.87
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertsConfig:
+    """The mixture-of-experts layers."""
+
+    num_experts: int
+    """Routed experts of each such layer."""
+    experts_per_token: int
+    """Routed experts that each token visits."""
+    intermediate_size: int
+    """Width of a routed expert."""
+    normalize_weights: bool
+    """Whether the weights of a token's experts are scaled to sum to one."""
+    shared_intermediate_size: int | None
+    """Width of the expert that every token visits through a sigmoid gate; None for none."""
+    balance_coefficient: float
+    """Weight of the load-balancing loss in training."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderConfig:
+    """A decoder's shape; one that exists is valid."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    """Width of the dense MLP."""
+    num_layers: int
+    num_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    """Longest sequence the model was made for, in tokens."""
+    rms_norm_eps: float
+    initializer_range: float
+    """Standard deviation of initial matrices."""
+    tie_word_embeddings: bool
+    """Whether the output head is the embedding table."""
+    attention_dropout: float
+    """Probability with which an attention weight is dropped in training."""
+    query_key_value_bias: bool
+    output_bias: bool
+    """Whether attention's output projection has a bias."""
+    mlp_bias: bool
+    query_key_norm: QueryKeyNorm
+    clip_qkv: float | None
+    """Bound of the absolute values of queries, keys and values before the rotation."""
+    rotary: RotaryConfig
+    windows: tuple[int | None, ...]
+    """For each layer, how many positions a token sees, itself included; None for all."""
+    sparse_layers: tuple[bool, ...]
+    """For each layer, whether its MLP is a mixture of experts."""
+    experts: ExpertsConfig | None
+    """None where no layer is sparse."""
+    hf: Mapping[str, Any] = field(repr=False, compare=False)
+    """The Hugging Face config as it was given."""
+
+    @staticmethod
+    def from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
+        """Read a Hugging Face config.
+
+        Raises ``ConfigError`` for a family, a feature or a value that is not supported and for a
+        key that is misspelt.
+        """
+        family = _family(hf)
+        _refuse_typos(hf, family)
+        reader = _Reader({**family.defaults, **hf})
+        _refuse_features(reader, family)
+        hidden_size = reader.count("hidden_size")
+        num_heads = reader.count("num_attention_heads")
+        num_key_value_heads = reader.count("num_key_value_heads", default=num_heads)
+        if num_heads % num_key_value_heads:
+            raise reader.error(
+                "num_key_value_heads",
+                f"it does not divide num_attention_heads, {num_heads}",
+                "Take a divisor",
+            )
+        num_layers = reader.count("num_hidden_layers")
+        context = reader.count("max_position_embeddings")
+        sparse_layers = _sparse_layers(reader, family, num_layers)
+        biases = _biases(reader, family)
+        return DecoderConfig(
+            model_type=hf["model_type"],
+            vocab_size=reader.count("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=reader.count("intermediate_size"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_key_value_heads=num_key_value_heads,
+            head_dim=_head_dim(reader, family, hidden_size, num_heads),
+            max_position_embeddings=context,
+            rms_norm_eps=reader.number("rms_norm_eps"),
+            initializer_range=reader.number("initializer_range"),
+            tie_word_embeddings=reader.flag("tie_word_embeddings"),
+            attention_dropout=_probability(reader, "attention_dropout"),
+            query_key_value_bias=biases[0],
+            output_bias=biases[1],
+            mlp_bias=reader.flag("mlp_bias"),
+            query_key_norm=family.query_key_norm,
+            clip_qkv=None if reader.get("clip_qkv") is None else reader.number("clip_qkv"),
+            rotary=RotaryConfig.from_hf(hf, family.defaults["rope_theta"], context),
+            windows=_windows(reader, family, num_layers),
+            sparse_layers=sparse_layers,
+            experts=_experts(reader, family) if any(sparse_layers) else None,
+            hf=dict(hf),
+        )
+
+    @property
+    def architecture(self) -> str:
+        """Class name that ``config.json`` carries for this family."""
+        return FAMILIES[self.model_type].architecture
+
+
+class _Reader:
+    """Values of a config, checked as they are read."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def get(self, key: str) -> Any:
+        return self._values.get(key)
+
+    def error(self, key: str, problem: str, remedy: str) -> ConfigError:
+        return ConfigError(f"model.config.{key}", self._values.get(key), problem, remedy)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self._values.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(key, "it must be a whole number of at least 1", f"Set {key}")
+        return value
+
+    def number(self, key: str) -> float:
+        value = self._values.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise self.error(key, "it must be a number of at least 0", f"Set {key}")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self._values.get(key)
+        if value not in (None, False, True):
+            raise self.error(key, "it must be true or false", f"Set {key} to true or false")
+        return bool(value)
+
+
+def _family(hf: Mapping[str, Any]) -> Family:
+    name = hf.get("model_type")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ConfigError(
+            "model.config.model_type",
+            name,
+            "this family is not supported",
+            f"Take one of {', '.join(FAMILIES)}",
+        )
+    return FAMILIES[name]
+
+
+def _refuse_typos(hf: Mapping[str, Any], family: Family) -> None:
+    # Real files carry many keys of other programs, so only those that look like a misspelling of
+    # a key this family reads, and that is absent, are refused.
+    known = set(family.defaults) | _COMMON_KEYS
+    for key in hf:
+        if key in known:
+            continue
+        near = difflib.get_close_matches(key, known - set(hf), n=1, cutoff=_TYPO_SIMILARITY)
+        if near:
+            raise ConfigError(
+                f"model.config.{key}", hf[key], "there is no such key", f"Did you mean {near[0]}"
+            )
+
+
+def _refuse_features(reader: _Reader, family: Family) -> None:
+    if reader.get("hidden_act") != "silu":
+        raise reader.error("hidden_act", "these families gate with silu", "Set it to silu")
+    if reader.get("quantization_config"):
+        raise reader.error(
+            "quantization_config", "quantized weights cannot be trained", "Dequantize them first"
+        )
+    if reader.get("router_jitter_noise"):
+        raise reader.error("router_jitter_noise", "router noise is not supported", "Set it to 0")
+    for key in ("attention_bias", "mlp_bias", "clip_qkv"):
+        if key not in family.defaults and reader.get(key):
+            raise reader.error(key, "this family has no such feature", "Remove the key")
+
+
+def _biases(reader: _Reader, family: Family) -> tuple[bool, bool]:
+    match family.biases:
+        case Biases.NONE:
+            return False, False
+        case Biases.QKV:
+            return True, False
+        case Biases.CONFIGURED_QKV:
+            return reader.flag("qkv_bias"), False
+        case Biases.CONFIGURED:
+            return reader.flag("attention_bias"), reader.flag("attention_bias")
+
+
+def _head_dim(reader: _Reader, family: Family, hidden_size: int, num_heads: int) -> int:
+    if reader.get("head_dim") is None and hidden_size % num_heads:
+        raise reader.error(
+            "hidden_size", f"{num_heads} heads do not divide it", "Set head_dim or change the heads"
+        )
+    head_dim = reader.count("head_dim", default=hidden_size // num_heads)
+    if head_dim % 2:
+        raise reader.error(
+            "head_dim", f"heads of {head_dim} elements cannot rotate", "Make it even"
+        )
+    if family.query_key_norm is QueryKeyNorm.FULL and head_dim * num_heads != hidden_size:
+        raise reader.error(
+            "head_dim",
+            "this family's heads fill the hidden size",
+            f"Take {hidden_size // num_heads}",
+        )
+    return head_dim
+
+
+def _probability(reader: _Reader, key: str) -> float:
+    value = reader.number(key)
+    if value >= 1:
+        raise reader.error(key, "a probability below 1 is needed", "Take, say, 0.1")
+    return value
+
+
+def _windows(reader: _Reader, family: Family, num_layers: int) -> tuple[int | None, ...]:
+    kind = family.windows
+    if kind is Windows.NONE:
+        used = False
+    elif kind is Windows.ALL:
+        used = reader.get("sliding_window") is not None
+    else:
+        used = reader.flag("use_sliding_window")
+    window = reader.count("sliding_window") if used else None
+    if kind in (Windows.UPPER, Windows.LOWER_EVEN) and used:
+        border = reader.get("max_window_layers")
+        if not isinstance(border, int) or border < 0:
+            raise reader.error("max_window_layers", "it must be a whole number", "Set it")
+        upper = kind is Windows.UPPER
+        default = tuple(
+            window if (i >= border if upper else i < border and i % 2 == 0) else None
+            for i in range(num_layers)
+        )
+    else:
+        default = (window,) * num_layers
+    types = reader.get("layer_types")
+    if types is None:
+        return default
+    given = _typed_windows(reader, types, window, num_layers)
+    if kind not in (Windows.UPPER, Windows.LOWER_EVEN) and given != default:
+        raise reader.error("layer_types", "this family's layers are all alike", "Remove the key")
+    return given
+
+
+def _typed_windows(
+    reader: _Reader, types: Any, window: int | None, num_layers: int
+) -> tuple[int | None, ...]:
+    windows = {"full_attention": None, "sliding_attention": window}
+    if not isinstance(types, list | tuple) or len(types) != num_layers:
+        raise reader.error("layer_types", f"{num_layers} entries are needed", "Remove the key")
+    if any(kind not in windows for kind in types):
+        raise reader.error(
+            "layer_types", "a kind of attention is not supported", f"Take {', '.join(windows)}"
+        )
+    if "sliding_attention" in types and window is None:
+        raise reader.error("layer_types", "no sliding_window is in use", "Set use_sliding_window")
+    return tuple(windows[kind] for kind in types)
+
+
+def _sparse_layers(reader: _Reader, family: Family, num_layers: int) -> tuple[bool, ...]:
+    if family.expert_width is None:
+        return (False,) * num_layers
+    if "decoder_sparse_step" not in family.defaults:
+        return (True,) * num_layers
+    step = reader.count("decoder_sparse_step")
+    dense = reader.get("mlp_only_layers") or ()
+    return tuple(i not in dense and (i + 1) % step == 0 for i in range(num_layers))
+
+
+def _experts(reader: _Reader, family: Family) -> ExpertsConfig:
+    assert family.expert_width is not None
+    key = "num_experts" if reader.get("num_local_experts") is None else "num_local_experts"
+    num_experts = reader.count(key)
+    per_token = reader.count("num_experts_per_tok")
+    if per_token > num_experts:
+        raise reader.error(
+            "num_experts_per_tok", f"there are only {num_experts} experts", "Take fewer"
+        )
+    shared = None
+    if "shared_expert_intermediate_size" in family.defaults:
+        shared = reader.count("shared_expert_intermediate_size")
+    return ExpertsConfig(
+        num_experts=num_experts,
+        experts_per_token=per_token,
+        intermediate_size=reader.count(family.expert_width),
+        normalize_weights=family.always_normalize or reader.flag("norm_topk_prob"),
+        shared_intermediate_size=shared,
+        balance_coefficient=reader.number("router_aux_loss_coef"),
+    )

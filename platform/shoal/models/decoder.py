@@ -1,0 +1,116 @@
+"""The decoder: embedding, layers, norm, head. Parameters have their Hugging Face names."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from shoal import ops
+from shoal.errors import ConfigError
+from shoal.models.balance import BalanceLoss
+from shoal.models.config import DecoderConfig
+from shoal.models.embedding import Embedding
+from shoal.models.layer import DecoderLayer
+from shoal.models.linear import Linear
+from shoal.models.norm import RMSNorm
+from shoal.models.rotary import rotary_angles
+
+Recompute = Literal["none", "layer"]
+
+
+class DecoderOutput(NamedTuple):
+    """What a forward pass gives; a tuple because module hooks find tensors in tuples only."""
+
+    logits: torch.Tensor | None
+    """``[B, S, V]`` in the model's dtype, without labels."""
+    loss_sum: torch.Tensor | None
+    """With labels: the cross-entropy summed over all labels, fp32 scalar."""
+    auxiliary: torch.Tensor | None
+    """With mixture-of-experts layers: the load-balancing loss summed over the B sequences, without
+    its coefficient, fp32 scalar."""
+
+
+class _Trunk(nn.Module):
+    """What Hugging Face calls the model: everything but the head. It only holds the names."""
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layer, dtype) for layer in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+
+
+class Decoder(nn.Module):
+    """A causal language model, dense or with mixtures of experts.
+
+    Matrices are left unfilled: ``initialize`` or ``load_weights`` fills them, also when the model
+    was built under ``torch.device("meta")`` and sharded before.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, dtype: torch.dtype, *, recompute: Recompute = "none"
+    ) -> None:
+        """``recompute="layer"`` keeps only each layer's input and computes the rest in backward."""
+        super().__init__()
+        self.config = config
+        self.recompute = recompute
+        self.model = _Trunk(config, dtype)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        *,
+        positions: torch.Tensor | None = None,
+        documents: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+    ) -> DecoderOutput:
+        """Logits of ``tokens``, or with ``labels`` their loss; all arguments ``[B, S]`` int64.
+
+        ``positions`` count from 0 along each sequence where unset. A token attends within its run
+        of equal numbers in ``documents``. ``labels`` are already shifted; -100 counts nothing.
+        """
+        hidden, auxiliary = self._hidden(tokens, positions, documents)
+        if labels is None:
+            return DecoderOutput(self.lm_head(hidden), None, auxiliary)
+        loss = ops.linear_cross_entropy(hidden.flatten(0, 1), self.lm_head.weight, labels.flatten())
+        return DecoderOutput(None, loss, auxiliary)
+
+    def _hidden(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor | None,
+        documents: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The head's input ``[B, S, H]`` and the load-balancing loss."""
+        config, length = self.config, tokens.shape[1]
+        if config.rotary.kind == "dynamic" and length > config.max_position_embeddings:
+            raise ConfigError(
+                "data.seq_len",
+                length,
+                "dynamic rotary scaling past the model's context would turn every position "
+                "differently in sequences of different lengths",
+                f"Take at most {config.max_position_embeddings}, or yarn scaling",
+            )
+        hidden = self.model.embed_tokens(tokens)
+        if positions is None:
+            positions = torch.arange(length, device=tokens.device).unsqueeze(0)
+        cosine, sine = rotary_angles(config.rotary, config.head_dim, positions, hidden.dtype)
+        spans = None if documents is None else ops.DocumentSpans.of(documents)
+        balance = BalanceLoss()
+        for layer in self.model.layers:
+            if self.recompute == "layer" and torch.is_grad_enabled():
+                hidden, visits, mass = checkpoint(
+                    layer, hidden, cosine, sine, spans, use_reentrant=False
+                )
+            else:
+                hidden, visits, mass = layer(hidden, cosine, sine, spans)
+            balance.add(visits, mass)
+        return self.model.norm(hidden), balance.total(length)

@@ -1,0 +1,88 @@
+"""The mixture-of-experts layer: router, routed experts, shared expert."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from shoal import ops
+from shoal.models.config import ExpertsConfig
+from shoal.models.linear import Linear
+from shoal.models.mlp import MLP
+
+
+class Router(nn.Module):
+    """Chooses each token's experts, in fp32 whatever the model's dtype."""
+
+    def __init__(self, hidden: int, config: ExpertsConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(config.num_experts, hidden, dtype=dtype))
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``tokens`` ``[T, H]`` to probabilities ``[T, E]``, choices and their weights ``[T, k]``.
+
+        A token's choices come in increasing order of the expert's number, which is the order in
+        which ``ops.combine`` adds their outputs.
+        """
+        probabilities = ops.linear(tokens.float(), self.weight.float()).softmax(dim=-1)
+        top = probabilities.topk(self.config.experts_per_token, dim=-1).indices
+        choices = top.sort(dim=-1).values
+        weights = probabilities.gather(1, choices)
+        if self.config.normalize_weights:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return probabilities, choices, weights
+
+
+class Experts(nn.Module):
+    """The routed experts of one layer, their weights stacked in two matrices."""
+
+    def __init__(self, hidden: int, config: ExpertsConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.num_experts = config.num_experts
+        num, width = config.num_experts, config.intermediate_size
+        # [E * 2I, H]: the gate rows of an expert, then its up rows.
+        self.gate_up_proj = nn.Parameter(torch.empty(num * 2 * width, hidden, dtype=dtype))
+        # [E * H, I]
+        self.down_proj = nn.Parameter(torch.empty(num * hidden, width, dtype=dtype))
+
+    def forward(
+        self, tokens: torch.Tensor, choices: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """``tokens`` ``[T, H]`` with ``choices`` and ``weights`` ``[T, k]`` to ``[T, H]``."""
+        groups = ops.ExpertGroups.of(choices, self.num_experts)
+        rows = ops.dispatch(tokens, groups)
+        gate, up = ops.grouped_linear(rows, self.gate_up_proj, groups.sizes).chunk(2, dim=-1)
+        rows = ops.grouped_linear(ops.swiglu(gate, up), self.down_proj, groups.sizes)
+        return ops.combine(rows, weights, groups)
+
+
+class SparseMLP(nn.Module):
+    """A mixture of experts in the place of the MLP."""
+
+    def __init__(self, hidden: int, config: ExpertsConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.num_experts = config.num_experts
+        self.gate = Router(hidden, config, dtype)
+        self.experts = Experts(hidden, config, dtype)
+        shared = config.shared_intermediate_size
+        self.shared_expert = None if shared is None else MLP(hidden, shared, dtype)
+        self.shared_expert_gate = None if shared is None else Linear(hidden, 1, dtype, bias=False)
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``[B, S, H]`` to the same, with what the load-balancing loss needs.
+
+        Per sequence and expert, ``[B, E]`` in fp32: how many visits it got, and the sum of its
+        probabilities over the tokens; only the latter carries a gradient.
+        """
+        tokens = hidden.flatten(0, 1)
+        probabilities, choices, weights = self.gate(tokens)
+        output = self.experts(tokens, choices, weights)
+        if self.shared_expert is not None and self.shared_expert_gate is not None:
+            share = self.shared_expert_gate(tokens).sigmoid()
+            output = output + share * self.shared_expert(tokens)
+        visits = probabilities.new_zeros(hidden.shape[0], self.num_experts)
+        visited = choices.view(hidden.shape[0], -1)
+        visits.scatter_add_(1, visited, visits.new_ones(()).expand_as(visited))
+        mass = probabilities.unflatten(0, hidden.shape[:2]).sum(dim=1)
+        return output.view_as(hidden), visits, mass
