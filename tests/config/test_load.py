@@ -161,7 +161,12 @@ def test_paths_that_are_no_file(tmp_path: Path) -> None:
         ("optimizer.betas=[0.9, 1.0]", "optimizer.betas", "must lie in [0, 1)"),
         ("optimizer.betas=0.9", "optimizer.betas", "must be a list"),
         ("optimizer.momentum=0.9", "optimizer.momentum", "adamw takes no momentum"),
-        ("optimizer.schedule.warmup_steps=11", "optimizer.schedule.warmup_steps", "has 10"),
+        ("optimizer.schedule.warmup_steps=10", "optimizer.schedule.warmup_steps", "fewer than 10"),
+        (
+            "optimizer.schedule={kind: wsd, warmup_steps: 4, decay_steps: 7}",
+            "optimizer.schedule.decay_steps",
+            "only 6 steps remain",
+        ),
         ("optimizer.schedule.decay_steps=1", "optimizer.schedule.decay_steps", "not decay"),
         ("sharding.dense.outer=full", "sharding.dense.outer", "Use one of replicate, optimizer"),
         ("model.config={}", "model.path", "model.config is given too"),

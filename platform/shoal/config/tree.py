@@ -44,12 +44,26 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _schedule_fits_the_run(self) -> Config:
-        schedule = self.optimizer.schedule
-        length = schedule.warmup_steps + (schedule.decay_steps or 0)
-        if length > self.train.steps:
-            name = "decay_steps" if schedule.decay_steps else "warmup_steps"
-            problem = f"warm-up and decay take {length} steps, the run has {self.train.steps}"
-            remedy = f"Shorten them to {self.train.steps} steps together, or raise train.steps"
-            value = getattr(schedule, name)
-            refuse([ConfigError(f"optimizer.schedule.{name}", value, problem, remedy)])
+        schedule, steps = self.optimizer.schedule, self.train.steps
+        found = []
+        if schedule.warmup_steps >= steps:
+            found.append(
+                ConfigError(
+                    "optimizer.schedule.warmup_steps",
+                    schedule.warmup_steps,
+                    f"the run has {steps} steps in all",
+                    f"Give fewer than {steps}, or raise train.steps",
+                )
+            )
+        elif schedule.warmup_steps + (schedule.decay_steps or 0) > steps:
+            rest = steps - schedule.warmup_steps
+            found.append(
+                ConfigError(
+                    "optimizer.schedule.decay_steps",
+                    schedule.decay_steps,
+                    f"only {rest} steps remain after the warm-up",
+                    f"Give at most {rest}, or raise train.steps",
+                )
+            )
+        refuse(found)
         return self

@@ -4,4 +4,4 @@ from shoal.topology.axis import Axis, Coordinates
 from shoal.topology.meshes import MESH_AXES, Meshes
 from shoal.topology.topology import Topology
 
-__all__ = ["MESH_AXES", "Axis", "Coordinates", "Meshes", "Topology"]
+__all__ = ["Axis", "Coordinates", "MESH_AXES", "Meshes", "Topology"]
