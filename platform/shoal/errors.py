@@ -4,6 +4,7 @@
     ├── ConfigError        what the user wrote cannot work: field, value, remedy   (exit code 2)
     │   └── ConfigErrors   several such mistakes, found together
     ├── WorkError          the work failed: disk, peer, damaged file               (exit code 1)
+    │   └── PeerLost       another rank is gone or silent; another attempt may help
     └── EndedEarly         stopped as asked, or out of data                        (exit code 3)
 
 A message is one sentence or two: what is wrong with which value, and what would fit. The command
@@ -68,6 +69,10 @@ class WorkError(ShoalError):
     """The work failed for a reason outside the user's input, such as a full disk or a lost peer."""
 
     exit_code = 1
+
+
+class PeerLost(WorkError):
+    """Another rank is gone or does not answer: the consequence of a failure elsewhere."""
 
 
 class EndedEarly(ShoalError):

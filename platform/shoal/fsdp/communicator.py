@@ -23,7 +23,7 @@ class Pending(Protocol):
     def wait(self) -> None:
         """Return when the result is in place on the current stream.
 
-        Raises ``WorkError`` if a peer was lost. Later calls return at once.
+        Raises ``PeerLost`` if a peer was lost. Later calls return at once.
         """
 
 

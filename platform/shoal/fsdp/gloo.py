@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch.distributed import ProcessGroup, Work
 
-from shoal.errors import WorkError
+from shoal.errors import PeerLost
 from shoal.fsdp.communicator import Pending
 from shoal.fsdp.reduction import Reduction
 
@@ -49,11 +49,11 @@ class _Deed:
 
 
 def finish_work(work: Work) -> None:
-    """Wait for a collective; a lost or silent peer becomes a ``WorkError``."""
+    """Wait for a collective; a lost or silent peer becomes a ``PeerLost``."""
     try:
         work.wait()
     except RuntimeError as error:
-        raise WorkError(
+        raise PeerLost(
             f"A collective failed, so another rank was lost or does not answer: {error}"
         ) from error
 
