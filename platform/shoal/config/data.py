@@ -30,8 +30,9 @@ class SourceSettings(Section):
     """Patterns of file names to read inside a folder, for example ``["*.py", "*.md"]``; empty
     reads every text file."""
 
-    weight: float = Field(default=1.0, gt=0)
-    """Relative share of this source's samples in each epoch."""
+    weight: float | None = Field(default=None, gt=0)
+    """Share of this source's sequences in each epoch, relative to the other weights; all or none
+    of the sources have one. Unset: every sequence of every source once an epoch."""
 
 
 class DataSettings(Section):
