@@ -1,0 +1,197 @@
+"""What a checkpoint holds, as one rank sees it: rows of global tensors under global names.
+
+    model.<parameter>                main weights, the whole parameter's shape
+    model.<buffer>                   persistent buffers of the modules
+    optimizer.<parameter>.<state>    moments, with the parameter's dim 0; scalars such as ``step``
+    rng.<rank>.<device>              generator state of each rank, uint8
+    counters                         step, schedule, sampler and so on: plain values
+
+No key names a rank's place in a layout (``rng`` apart), so any layout can read what another wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+from shoal.errors import WorkError
+from shoal.fsdp.sharded import ShardedParameter
+
+COMPILED_PREFIX = "_orig_mod."
+"""What ``torch.compile`` puts into names; a checkpoint must not depend on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Contiguous dim-0 rows of one global tensor, or a whole scalar."""
+
+    path: tuple[str, ...]
+    """Parts of the key; each part may hold dots."""
+
+    shape: torch.Size
+    """Shape of the whole tensor; empty for a scalar."""
+
+    row_start: int
+    """First dim-0 row held here; 0 for a scalar."""
+
+    local: torch.Tensor
+    """The rows held here, ``[rows, *shape[1:]]``, or the scalar. Loading fills it in place."""
+
+    primary: bool
+    """Whether this rank writes the rows; of several holders exactly one does."""
+
+    @property
+    def key(self) -> str:
+        """The global name."""
+        return ".".join(self.path)
+
+    @property
+    def chunk(self) -> ChunkStorageMetadata:
+        """Where the rows lie in the whole tensor."""
+        offsets = [self.row_start, *[0] * (len(self.shape) - 1)] if self.shape else []
+        return ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=self.local.shape)
+
+
+def model_entries(
+    model: nn.Module, parameters: Sequence[ShardedParameter], *, first_rank: bool
+) -> list[Entry]:
+    """Main weights and persistent buffers; rows that are not held here are no entries.
+
+    Buffers are replicas, and the first rank stands for them.
+    """
+    weights = [
+        Entry(
+            path=("model", _plain(parameter.name)),
+            shape=parameter.shape,
+            row_start=parameter.row_start,
+            local=parameter.local.detach(),
+            primary=parameter.primary,
+        )
+        for parameter in parameters
+        if parameter.local.numel()
+    ]
+    buffers = [
+        Entry(
+            path=("model", _plain(name)),
+            shape=buffer.shape,
+            row_start=0,
+            local=buffer.detach(),
+            primary=first_rank,
+        )
+        for name, buffer in persistent_buffers(model).items()
+        if buffer.numel()
+    ]
+    return weights + buffers
+
+
+def model_keys(model: nn.Module, parameters: Sequence[ShardedParameter]) -> set[str]:
+    """Keys of the whole model, also of parameters of which this rank holds no row."""
+    names = [parameter.name for parameter in parameters if parameter.shape.numel()]
+    names += [name for name, buffer in persistent_buffers(model).items() if buffer.numel()]
+    return {f"model.{_plain(name)}" for name in names}
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers that belong to a model's state, by fully qualified name."""
+    return {
+        f"{prefix}.{name}" if prefix else name: buffer
+        for prefix, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
+
+
+def optimizer_entries(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[ShardedParameter]
+) -> list[Entry]:
+    """Every state of every parameter of which this rank holds rows.
+
+    A scalar has no dimension, every other state has one row for each row of the parameter; the
+    holder of a parameter's first row stands for its scalars. Raises WorkError for a state of
+    another form.
+    """
+    entries = []
+    for parameter in parameters:
+        if not parameter.local.numel():
+            continue
+        for name, value in sorted(optimizer.state.get(parameter.local, {}).items()):
+            entries.append(_state_entry(parameter, name, value))
+    return entries
+
+
+def stateless_names(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[ShardedParameter]
+) -> frozenset[str]:
+    """Parameters that the optimizer holds without any state.
+
+    Only those for whose first rows this rank stands. State appears with the first gradient, so that
+    a frozen or unused parameter has none.
+    """
+    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    return frozenset(
+        _plain(parameter.name)
+        for parameter in parameters
+        if _holds_first_row(parameter)
+        and parameter.local in held
+        and not optimizer.state.get(parameter.local)
+    )
+
+
+def optimizer_name(parameter: ShardedParameter) -> str:
+    """A parameter's part of the keys of its optimizer state."""
+    return _plain(parameter.name)
+
+
+def rng_entries(rng: Mapping[str, torch.Tensor], rank: int) -> list[Entry]:
+    """Generator states of one rank, by device."""
+    return [
+        Entry(
+            path=("rng", str(rank), device),
+            shape=state.shape,
+            row_start=0,
+            local=state,
+            primary=True,
+        )
+        for device, state in sorted(rng.items())
+    ]
+
+
+def _state_entry(parameter: ShardedParameter, name: str, value: object) -> Entry:
+    path = ("optimizer", _plain(parameter.name), name)
+    if not isinstance(value, torch.Tensor):
+        raise WorkError(
+            f"{'.'.join(path)} is a {type(value).__name__}: only tensors can be checkpointed."
+        )
+    if value.ndim == 0:
+        return Entry(
+            path=path,
+            shape=torch.Size(),
+            row_start=0,
+            local=value.detach(),
+            primary=_holds_first_row(parameter),
+        )
+    rows = parameter.local.shape[0]
+    if value.shape[0] != rows:
+        raise WorkError(
+            f"{'.'.join(path)} has {value.shape[0]} rows where its parameter has {rows}: only "
+            "scalars and states with one row for each row of the parameter can be checkpointed."
+        )
+    return Entry(
+        path=path,
+        shape=torch.Size([parameter.shape[0], *value.shape[1:]]),
+        row_start=parameter.row_start,
+        local=value.detach(),
+        primary=parameter.primary,
+    )
+
+
+def _holds_first_row(parameter: ShardedParameter) -> bool:
+    return parameter.primary and parameter.row_start == 0 and bool(parameter.local.numel())
+
+
+def _plain(name: str) -> str:
+    return name.replace(COMPILED_PREFIX, "")

@@ -1,0 +1,173 @@
+"""Loading: any number of ranks and any placement read what any other wrote.
+
+    all ranks
+        ├─ check ── the manifest, sizes, and each rank a share of the checksums
+        ├─ fit   ── what is wanted here against what is there: missing and unread keys are refused
+        ├─ read  ── each rank its own rows, in place
+        └─ sync  ── main weights to compute weights
+
+Each stage ends in an agreement, so that all ranks go on or all raise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shoal.checkpoint.entry import (
+    Entry,
+    model_entries,
+    model_keys,
+    optimizer_entries,
+    optimizer_name,
+)
+from shoal.checkpoint.fit import Fit, some
+from shoal.checkpoint.manifest import Manifest
+from shoal.checkpoint.optimizer_state import initialize_state
+from shoal.checkpoint.peers import Peers
+from shoal.checkpoint.reading import CheckpointReader
+from shoal.checkpoint.verify import contents_damages, damages
+from shoal.errors import WorkError
+from shoal.fsdp import sharded_parameters, sync_weights
+from shoal.fsdp.sharded import ShardedParameter
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a checkpoint held beside weights and moments."""
+
+    step: int
+    """Steps taken when it was saved."""
+
+    counters: dict[str, Any]
+    """The counters as they were saved."""
+
+    rng: dict[str, torch.Tensor] | None
+    """This rank's generators; unset where another number of ranks saved, or none were saved."""
+
+
+def load(
+    path: Path,
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    allow: Collection[str] = (),
+    group: dist.ProcessGroup | None = None,
+) -> Loaded:
+    """Fill a model and its optimizer from a checkpoint; every rank of ``group`` calls it alike.
+
+    Weights, moments and steps become bit-equal to the saved ones, whatever layout saved them; where
+    a float format differs, values are converted. The optimizer's state need not exist: it is
+    created first. ``optimizer`` unset loads the weights alone. ``allow`` names keys, as patterns
+    such as ``optimizer.*.max_exp_avg_sq``, that may be in the checkpoint unread, or wanted and
+    missing; what is missing keeps its initial value.
+
+    Raises WorkError on every rank where the checkpoint is damaged or cannot be read, and
+    ConfigError where it does not fit: keys missing or unread, other shapes or kinds of numbers.
+    A refusal leaves the weights as they were, and the optimizer with state that it just created.
+    """
+    peers = Peers(group)
+    deed = f"Loading {path}"
+    manifest = peers.each(deed, lambda: _check(path, peers))
+    reader = peers.each(deed, lambda: CheckpointReader(path))
+    fit = Fit(
+        path=path,
+        stored=reader.keys,
+        stateless=manifest.optimizer.stateless if manifest.optimizer else (),
+        allow=allow,
+    )
+    parameters = sharded_parameters(model)
+    if optimizer is not None and manifest.optimizer is None:
+        raise fit.unfit("it holds no optimizer state", "Start anew from its weights alone")
+    entries = peers.each(deed, lambda: _entries(model, optimizer, parameters))
+    wanted = model_keys(model, parameters) | {entry.key for entry in entries}
+    peers.each(deed, lambda: fit.check(entries, wanted))
+    masks = peers.share(deed, _mask(reader.keys, wanted))
+    fit.check_unread(_union(reader.keys, masks), with_optimizer=optimizer is not None)
+    found = [entry for entry in entries if entry.key in reader.keys]
+    loaded = peers.each(deed, lambda: _read(reader, found, manifest, peers))
+    if optimizer is not None:
+        _forget(optimizer, parameters, entries, found)
+    sync_weights(model)
+    return loaded
+
+
+def _check(path: Path, peers: Peers) -> Manifest:
+    """Refuse a damaged checkpoint; each rank reads a share of the files for their checksums."""
+    problems = damages(path)
+    if not problems:
+        manifest = Manifest.read(path)
+        share = list(manifest.files.items())[peers.rank :: peers.size]
+        problems = contents_damages(path, share)
+    if problems:
+        raise WorkError(f"{problems[0]}: {path} is damaged. Load another step.")
+    return manifest
+
+
+def _entries(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    parameters: Sequence[ShardedParameter],
+) -> list[Entry]:
+    """All that this rank has to fill."""
+    entries = model_entries(model, parameters, first_rank=False)
+    if optimizer is not None:
+        initialize_state(optimizer, parameters)
+        entries += optimizer_entries(optimizer, parameters)
+    return entries
+
+
+def _mask(stored: Collection[str], wanted: Collection[str]) -> bytes:
+    """One byte for each key of the checkpoint, in sorted order: much smaller than the keys."""
+    return bytes(key in wanted for key in sorted(stored))
+
+
+def _union(stored: Collection[str], masks: Sequence[bytes]) -> set[str]:
+    """Keys of the checkpoint that any rank wants."""
+    wanted = [any(flags) for flags in zip(*masks, strict=True)]
+    return {key for key, flag in zip(sorted(stored), wanted, strict=True) if flag}
+
+
+def _read(
+    reader: CheckpointReader, entries: Sequence[Entry], manifest: Manifest, peers: Peers
+) -> Loaded:
+    reader.fill(entries)
+    rng = {
+        path[2]: reader.tensor(key)
+        for key in reader.keys
+        if (path := reader.path(key))[:2] == ("rng", str(peers.rank))
+    }
+    same_ranks = manifest.world_size == peers.size
+    return Loaded(
+        step=manifest.step,
+        counters=reader.value("counters"),
+        rng=rng if rng and same_ranks else None,
+    )
+
+
+def _forget(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[ShardedParameter],
+    entries: Sequence[Entry],
+    found: Sequence[Entry],
+) -> None:
+    """Drop the state of parameters that had none when they were saved: it starts anew."""
+    fresh = _stateful(entries) - _stateful(found)
+    for parameter in parameters:
+        if optimizer_name(parameter) in fresh:
+            del optimizer.state[parameter.local]
+    if fresh:
+        logger.warning("No optimizer state was saved for %s: theirs starts anew.", some(fresh))
+
+
+def _stateful(entries: Sequence[Entry]) -> set[str]:
+    return {entry.path[1] for entry in entries if entry.path[0] == "optimizer"}

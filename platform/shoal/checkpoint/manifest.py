@@ -1,0 +1,96 @@
+"""The manifest: what a complete checkpoint's folder must hold, itself under a checksum.
+
+It is the last file written before a checkpoint is published. ``checksum`` is the SHA-256 of the
+other fields as canonical JSON, so that a flipped byte in the manifest is found as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from shoal.checkpoint.files import FileRecord, write_file
+from shoal.errors import WorkError
+
+MANIFEST_NAME = "manifest.json"
+FORMAT = "shoal-checkpoint"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerRecord:
+    """The optimizer that was saved."""
+
+    kind: str
+    """Its class."""
+
+    stateless: tuple[str, ...]
+    """Parameters that it held without any state, sorted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One checkpoint."""
+
+    step: int
+    """Steps taken when it was saved."""
+
+    world_size: int
+    """Ranks that saved it."""
+
+    optimizer: OptimizerRecord | None
+    """Unset where the model was saved alone."""
+
+    files: Mapping[str, FileRecord]
+    """Every file of the folder but the manifest, by its path in the folder, sorted."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(record.num_bytes for record in self.files.values())
+
+    def write(self, folder: Path) -> None:
+        """Write it into a checkpoint's folder; raises WorkError where the disk refuses."""
+        fields = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        text = json.dumps({**fields, "checksum": _checksum(fields)}, indent=1)
+        write_file(folder / MANIFEST_NAME, text.encode() + b"\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read it from a checkpoint's folder.
+
+        Raises WorkError that names the file where it is missing, cut, changed, or of a version
+        that this release does not know.
+        """
+        path = folder / MANIFEST_NAME
+        try:
+            fields = json.loads(path.read_bytes())
+        except OSError as error:
+            raise WorkError(f"{path} cannot be read: {error.strerror}.") from error
+        except ValueError as error:
+            raise WorkError(f"{path} is cut or damaged: {error}.") from error
+        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+            raise WorkError(f"{path} is no manifest of a Shoal checkpoint.")
+        if fields.get("version") != VERSION:
+            raise WorkError(
+                f"{path} has version {fields.get('version')!r} and this release reads version "
+                f"{VERSION}. Load it with the release that wrote it."
+            )
+        if fields.pop("checksum", None) != _checksum(fields):
+            raise WorkError(f"{path} is damaged: it does not match its own checksum.")
+        optimizer = fields["optimizer"]
+        return cls(
+            step=fields["step"],
+            world_size=fields["world_size"],
+            optimizer=optimizer
+            and OptimizerRecord(kind=optimizer["kind"], stateless=tuple(optimizer["stateless"])),
+            files={name: FileRecord(**record) for name, record in fields["files"].items()},
+        )
+
+
+def _checksum(fields: Mapping[str, object]) -> str:
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

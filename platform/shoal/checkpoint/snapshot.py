@@ -1,0 +1,66 @@
+"""What one rank has to write of a run's state at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from shoal.checkpoint.entry import (
+    Entry,
+    model_entries,
+    optimizer_entries,
+    rng_entries,
+    stateless_names,
+)
+from shoal.checkpoint.shard import Blob, pack
+from shoal.fsdp import sharded_parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The rows for which this rank stands. The tensors are the live ones, not copies."""
+
+    entries: tuple[Entry, ...]
+    """Tensors to write."""
+
+    blobs: tuple[Blob, ...]
+    """Other values to write."""
+
+    optimizer_kind: str | None
+    """Class of the optimizer; unset without one."""
+
+    stateless: frozenset[str]
+    """Parameters for whose first rows this rank stands and that have no optimizer state."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(entry.local.nbytes for entry in self.entries)
+
+
+def take_snapshot(
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    counters: Mapping[str, object],
+    rng: Mapping[str, torch.Tensor] | None,
+    rank: int,
+) -> Snapshot:
+    """Collect what this rank writes: its primary rows, its generators, on the first rank the rest.
+
+    Raises WorkError for state that a checkpoint cannot keep.
+    """
+    first = rank == 0
+    parameters = sharded_parameters(model)
+    entries = model_entries(model, parameters, first_rank=first)
+    if optimizer is not None:
+        entries += optimizer_entries(optimizer, parameters)
+    return Snapshot(
+        entries=(*(entry for entry in entries if entry.primary), *rng_entries(rng or {}, rank)),
+        blobs=(pack(("counters",), dict(counters)),) if first else (),
+        optimizer_kind=None if optimizer is None else type(optimizer).__name__,
+        stateless=stateless_names(optimizer, parameters) if optimizer is not None else frozenset(),
+    )
