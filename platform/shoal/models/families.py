@@ -48,7 +48,7 @@ class Windows(Enum):
     UPPER = "upper"
     """Layers from ``max_window_layers`` up, if ``use_sliding_window`` says so."""
     LOWER_EVEN = "lower_even"
-    """Layers 0, 2, ... below ``max_window_layers``, if ``use_sliding_window`` says so (Qwen2-MoE)."""
+    """Layers 0, 2, ... below ``max_window_layers``, likewise (Qwen2-MoE)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,7 +36,7 @@ class DecoderLayer(nn.Module):
         sine: torch.Tensor,
         spans: ops.DocumentSpans | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """``hidden`` ``[B, S, H]`` to the same, with a sparse layer's visits and mass ``[B, E]``."""
+        """``hidden`` ``[B, S, H]`` to the same; of a sparse layer its visits and mass too."""
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), cosine, sine, spans)
         normalized = self.post_attention_layernorm(hidden)
         if isinstance(self.mlp, SparseMLP):

@@ -123,7 +123,7 @@ def _positive(name: str, value: Any, kind: str) -> float:
     return float(value)
 
 
-def _llama3_fields(given: Mapping[str, Any], kind: str) -> dict[str, float]:
+def _llama3_fields(given: Mapping[str, Any], kind: str) -> dict[str, Any]:
     if kind != "llama3":
         return {}
     low = _positive("low_freq_factor", given.get("low_freq_factor"), kind)
