@@ -1,0 +1,261 @@
+"""A Hugging Face tokenizer from its folder, without ``transformers``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from shoal.data.tokenizer.chat_template import ChatTemplate, RenderedChat
+from shoal.data.tokenizer.interface import ChatTokens, Message, well_formed
+from shoal.errors import ConfigError
+
+_SPECIAL_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerFiles:
+    """What a tokenizer's folder says, read once; plain values, so it can travel."""
+
+    folder: str
+
+    definition: str
+    """Content of ``tokenizer.json``."""
+
+    special_tokens: tuple[tuple[str, str], ...]
+    """Names such as ``eos_token`` and the text of each, sorted."""
+
+    add_bos_token: bool | None
+    """Whether documents start with ``bos_token``; unset leaves it to ``tokenizer.json``."""
+
+    chat_template: str | None
+    """Jinja source."""
+
+    @classmethod
+    def read(cls, folder: Path, field: str) -> TokenizerFiles:
+        """Read ``folder``; ConfigError on ``field`` if a file is missing or is not JSON."""
+        definition = folder / "tokenizer.json"
+        if not definition.is_file():
+            raise ConfigError(
+                field,
+                str(folder),
+                "the folder has no tokenizer.json",
+                "Give 'bytes' or a folder with a tokenizer.json (transformers' save_pretrained "
+                "of a fast tokenizer writes one)",
+            )
+        settings = _read_json(folder / "tokenizer_config.json", field)
+        special = _read_json(folder / "special_tokens_map.json", field) | settings
+        add_bos_token = settings.get("add_bos_token")
+        return cls(
+            folder=str(folder),
+            definition=definition.read_text(encoding="utf-8"),
+            special_tokens=tuple(
+                (name, _text_of(special[name]))
+                for name in sorted(_SPECIAL_NAMES)
+                if special.get(name) is not None
+            ),
+            add_bos_token=add_bos_token if isinstance(add_bos_token, bool) else None,
+            chat_template=_chat_template(folder, settings, field),
+        )
+
+
+class HFTokenizer:
+    """``tokenizer.json`` run by the ``tokenizers`` library.
+
+    Special tokens spelled out in a text become those tokens, as in ``transformers``; so a corpus
+    already rendered by a chat template works. Padding and truncation that the file may ask for are
+    switched off: a document is never cut. ConfigError on ``field`` if the definition cannot be
+    loaded or names no known end-of-text (``eos_token``).
+    """
+
+    def __init__(self, files: TokenizerFiles, field: str = "data.tokenizer") -> None:
+        self._files = files
+        self._field = field
+        self._encoder = self._load(files.definition)
+        self._special_tokens = dict(files.special_tokens)
+        self.name = files.folder
+        self.vocab_size = max(self._encoder.get_vocab().values()) + 1
+        self.end_of_text = self._id_of("eos_token")
+        self._start = self._start_tokens()
+        self._special_ids = {
+            token
+            for token, added in self._encoder.get_added_tokens_decoder().items()
+            if added.special
+        }
+        self._template = (
+            None
+            if files.chat_template is None
+            else ChatTemplate(files.chat_template, self._special_tokens)
+        )
+
+    def __reduce__(self) -> tuple[type[HFTokenizer], tuple[TokenizerFiles, str]]:
+        return type(self), (self._files, self._field)  # a compiled template does not pickle
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of every file that decides about tokens."""
+        files = self._files
+        decisive = (files.definition, files.special_tokens, self._start, files.chat_template)
+        return hashlib.sha256(repr(decisive).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ``text`` alone, no start token and no end-of-text added."""
+        return list(self._encoder.encode(well_formed(text), add_special_tokens=False).ids)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Text of ``tokens``, special tokens left out."""
+        return str(self._encoder.decode(list(tokens), skip_special_tokens=True))
+
+    def encode_document(self, text: str) -> list[int]:
+        """Ids of one whole document."""
+        tokens = [*self._start, *self.encode(text)]
+        return tokens if tokens[-1:] == [self.end_of_text] else [*tokens, self.end_of_text]
+
+    def encode_chat(self, messages: Sequence[Message]) -> ChatTokens:
+        """One whole chat; a token that overlaps the assistant's words is a label.
+
+        Where the template ends without end-of-text it is appended, and is a label if the token
+        before it is one: a chat whose template has no end marker still teaches the model to stop.
+        """
+        rendered = self._chat_template.render_with_spans(messages)
+        encoding = self._encoder.encode(rendered.text, add_special_tokens=False)
+        tokens: list[int] = list(encoding.ids)
+        spans = rendered.spans
+        if not rendered.is_marked:
+            spans = tuple(
+                (start, self._end_of_turn(rendered, start, end, tokens, encoding.offsets))
+                for start, end in spans
+            )
+        is_label = _overlap(encoding.offsets, spans)
+        if tokens[-1:] != [self.end_of_text]:
+            tokens.append(self.end_of_text)
+            is_label.append(bool(is_label) and is_label[-1])
+        return ChatTokens(tokens=tokens, is_label=is_label)
+
+    def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a chat up to where the assistant speaks next."""
+        return self.encode(self._chat_template.render(messages, add_generation_prompt=True))
+
+    @property
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            raise ConfigError(
+                self._field,
+                self.name,
+                "the data holds chat messages and this tokenizer has no chat template",
+                "Add chat_template.jinja to its folder, or give text instead of messages",
+            )
+        return self._template
+
+    def _load(self, definition: str) -> tokenizers.Tokenizer:
+        try:
+            encoder = tokenizers.Tokenizer.from_str(definition)
+        except Exception as error:  # the library raises Exception itself, nothing narrower
+            raise ConfigError(
+                self._field,
+                self._files.folder,
+                f"its tokenizer.json cannot be loaded: {error}",
+                "Download or export the tokenizer again",
+            ) from error
+        encoder.no_padding()
+        encoder.no_truncation()
+        return encoder
+
+    def _id_of(self, name: str) -> int:
+        text = self._special_tokens.get(name)
+        token = None if text is None else self._encoder.token_to_id(text)
+        if token is None:
+            raise ConfigError(
+                self._field,
+                self._files.folder,
+                f"tokenizer_config.json names no {name} that tokenizer.json knows (got {text!r})",
+                f"Set {name} in tokenizer_config.json",
+            )
+        return int(token)
+
+    def _start_tokens(self) -> list[int]:
+        """What stands before each document, by ``add_bos_token``, else by the post-processor."""
+        if self._files.add_bos_token is not None:
+            return [self._id_of("bos_token")] if self._files.add_bos_token else []
+        bos = self._special_tokens.get("bos_token")
+        added = self._encoder.encode("", add_special_tokens=True)
+        return added.ids[:1] if bos is not None and added.tokens[:1] == [bos] else []
+
+    def _end_of_turn(
+        self,
+        rendered: RenderedChat,
+        start: int,
+        end: int,
+        tokens: list[int],
+        offsets: list[tuple[int, int]],
+    ) -> int:
+        """End of a turn without the white space after its end marker, which nobody generates."""
+        marker_ends = [
+            last
+            for token, (first, last) in zip(tokens, offsets, strict=True)
+            if token in self._special_ids and start <= first and last <= end
+        ]
+        if marker_ends and rendered.text[marker_ends[-1] : end].isspace():
+            return marker_ends[-1]
+        return end
+
+
+def _overlap(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[bool]:
+    """Whether each token's characters overlap one of ``spans``; both are in order."""
+    flags = []
+    position = 0
+    for first, last in offsets:
+        while position < len(spans) and first >= spans[position][1]:
+            position += 1
+        flags.append(position < len(spans) and last > spans[position][0])
+    return flags
+
+
+def _read_json(path: Path, field: str) -> dict[str, Any]:
+    """Content of an optional JSON object."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(field, str(path), f"it is not JSON: {error}", "Mend the file") from error
+    if not isinstance(content, dict):
+        raise ConfigError(field, str(path), "it is not a JSON object", "Mend the file")
+    return content
+
+
+def _text_of(token: object) -> str:
+    """Text of a special token, which the files hold as text or as an object."""
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _chat_template(folder: Path, settings: dict[str, Any], field: str) -> str | None:
+    """The default template: a file of its own goes before ``tokenizer_config.json``."""
+    own_file = folder / "chat_template.jinja"
+    if own_file.is_file():
+        return own_file.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        if "default" not in named:
+            raise ConfigError(
+                field,
+                str(folder),
+                f"none of its chat templates ({', '.join(sorted(named))}) is called default",
+                "Rename the one to use to default",
+            )
+        template = named["default"]
+    return None if template is None else str(template)
