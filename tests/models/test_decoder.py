@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from shoal.errors import ConfigError
 from shoal.models import Decoder, DecoderConfig
 from tests.models.tiny import TINY
 
@@ -44,7 +43,7 @@ def copied(hf: dict[str, Any], model: Any) -> Decoder:
 
 
 def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    return ((ours - theirs).norm() / theirs.norm().clamp_min(1e-30)).item()
+    return float(((ours - theirs).norm() / theirs.norm().clamp_min(1e-30)).item())
 
 
 def tokens_and_labels() -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,5 +74,4 @@ def test_logits_and_gradients_equal_transformers(name: str) -> None:
         gradient = gradients[parameter_name]
         assert parameter.grad is not None, parameter_name
         error = relative(parameter.grad, gradient.reshape(parameter.shape))
-        print(name, parameter_name, error)
         assert error < 1e-5, (parameter_name, error)
