@@ -35,8 +35,7 @@ def main() -> int:
         shown = config.relative_to(root) if config.is_relative_to(root) else config
         _shoal(root, "train", str(shown), "--set", f"train.steps={arguments.steps}")
         if not (root / EXPORT).exists():
-            checkpoint = RUN / "checkpoints" / f"step-{arguments.steps:08d}"
-            _shoal(root, "export", str(checkpoint), str(EXPORT))
+            _shoal(root, "export", str(RUN), str(EXPORT))
         print("\nThe same prompts, continued before and after:", flush=True)
         _run(root, [sys.executable, str(EXAMPLES / "sample.py"), str(MODEL), str(EXPORT)])
     except subprocess.CalledProcessError as error:

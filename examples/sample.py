@@ -6,6 +6,7 @@ import sys
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 PROMPTS = ("class Stack:\n", 'def read_lines(path):\n    """')
 NEW_TOKENS = 48
@@ -13,6 +14,7 @@ NEW_TOKENS = 48
 
 def main(folders: list[str]) -> None:
     """Continue each prompt with the model of each folder."""
+    transformers_logging.disable_progress_bar()
     for folder in folders:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
