@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from shoal.errors import WorkError
+from shoal.fsdp import sharded_parameters
 from shoal.fsdp.sharded import ShardedParameter
 
 COMPILED_PREFIX = "_orig_mod."
@@ -54,6 +55,23 @@ class Entry:
         """Where the rows lie in the whole tensor."""
         offsets = [self.row_start, *[0] * (len(self.shape) - 1)] if self.shape else []
         return ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=self.local.shape)
+
+
+def held_parameters(model: nn.Module, *, first_rank: bool) -> tuple[ShardedParameter, ...]:
+    """All of a model's parameters; those in no unit are replicas, the first rank standing for them.
+
+    So a plain model can be saved too, and no parameter is ever left out.
+    """
+    sharded = sharded_parameters(model)
+    known = {_plain(name) for parameter in sharded for name in parameter.names}
+    replicas = tuple(
+        ShardedParameter(
+            names=(name,), shape=value.shape, row_start=0, local=value, primary=first_rank
+        )
+        for name, value in model.named_parameters()
+        if _plain(name) not in known
+    )
+    return sharded + replicas
 
 
 def model_entries(

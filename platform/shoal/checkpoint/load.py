@@ -23,6 +23,7 @@ from torch import nn
 
 from shoal.checkpoint.entry import (
     Entry,
+    held_parameters,
     model_entries,
     model_keys,
     optimizer_entries,
@@ -35,7 +36,7 @@ from shoal.checkpoint.peers import Peers
 from shoal.checkpoint.reading import CheckpointReader
 from shoal.checkpoint.verify import contents_damages, damages
 from shoal.errors import WorkError
-from shoal.fsdp import sharded_parameters, sync_weights
+from shoal.fsdp import sync_weights
 from shoal.fsdp.sharded import ShardedParameter
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ def load(
         stateless=manifest.optimizer.stateless if manifest.optimizer else (),
         allow=allow,
     )
-    parameters = sharded_parameters(model)
+    parameters = held_parameters(model, first_rank=peers.first)
     if optimizer is not None and manifest.optimizer is None:
         raise fit.unfit("it holds no optimizer state", "Start anew from its weights alone")
     entries = peers.each(deed, lambda: _entries(model, optimizer, parameters))

@@ -10,13 +10,13 @@ from torch import nn
 
 from shoal.checkpoint.entry import (
     Entry,
+    held_parameters,
     model_entries,
     optimizer_entries,
     rng_entries,
     stateless_names,
 )
 from shoal.checkpoint.shard import Blob, pack
-from shoal.fsdp import sharded_parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def take_snapshot(
     Raises WorkError for state that a checkpoint cannot keep.
     """
     first = rank == 0
-    parameters = sharded_parameters(model)
+    parameters = held_parameters(model, first_rank=first)
     entries = model_entries(model, parameters, first_rank=first)
     if optimizer is not None:
         entries += optimizer_entries(optimizer, parameters)

@@ -1,0 +1,75 @@
+"""From a checkpoint to a Hugging Face folder, in one process and a tensor at a time.
+
+What the folder needs beside weights travels in the checkpoint: ``attachments/hf`` holds the model's
+``config.json`` and the files of its tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.checkpoint.save import ATTACHMENTS
+from shoal.checkpoint.weights import CheckpointWeights
+from shoal.errors import ConfigError
+from shoal.models.config import DecoderConfig
+from shoal.models.export import CARRIED_FILES, write_hf_folder
+from shoal.models.hf_folder import CONFIG, read_hf_config
+from shoal.models.names import ExpertLayout
+from shoal.models.weights import whole_tensors
+
+HF_FOLDER = "hf"
+"""Name among the attachments of the files that a Hugging Face folder has beside weights."""
+
+
+def hf_attachments(
+    hf_config: Mapping[str, Any], model_folder: Path | None = None
+) -> dict[str, Path | bytes]:
+    """What ``save`` must attach so that ``export`` can work.
+
+    ``hf_config`` is the model's config, ``model_folder`` where tokenizer files are, if anywhere.
+    """
+    attachments: dict[str, Path | bytes] = {
+        f"{HF_FOLDER}/{CONFIG}": json.dumps(dict(hf_config), indent=2).encode()
+    }
+    if model_folder is not None:
+        for name in CARRIED_FILES:
+            if (model_folder / name).is_file():
+                attachments[f"{HF_FOLDER}/{name}"] = model_folder / name
+    return attachments
+
+
+def export(
+    checkpoint: Path,
+    out: Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    expert_layout: ExpertLayout = ExpertLayout.SEPARATE,
+) -> None:
+    """Write a checkpoint's weights in ``dtype`` as a folder that ``transformers`` and vLLM load.
+
+    Needs no process group, and memory for one file of the folder and one tensor. Raises WorkError
+    where the checkpoint is damaged or the disk refuses, and ConfigError where ``out`` has content
+    or the checkpoint carries no model config.
+    """
+    weights = CheckpointWeights(checkpoint)
+    carried = checkpoint / ATTACHMENTS / HF_FOLDER
+    if not (carried / CONFIG).is_file():
+        raise ConfigError(
+            "CHECKPOINT",
+            str(checkpoint),
+            f"it carries no {ATTACHMENTS}/{HF_FOLDER}/{CONFIG}, so its model is not known",
+            "Export a checkpoint that shoal train saved",
+        )
+    write_hf_folder(
+        out,
+        DecoderConfig.from_hf(read_hf_config(carried)),
+        whole_tensors(weights),
+        dtype=dtype,
+        expert_layout=expert_layout,
+        carry_from=carried,
+    )

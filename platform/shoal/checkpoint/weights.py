@@ -1,0 +1,46 @@
+"""A checkpoint's weights for whoever reads them by rows, without optimizer or process group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from shoal.checkpoint.entry import Entry
+from shoal.checkpoint.reading import CheckpointReader
+from shoal.checkpoint.verify import verify
+from shoal.errors import WorkError
+
+
+class CheckpointWeights:
+    """The model's tensors in a checkpoint: a ``WeightSource`` of ``shoal.models``.
+
+    Every byte of the checkpoint is checked when it is made: WorkError names a damaged file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        problems = verify(path)
+        if problems:
+            raise WorkError(f"{problems[0]}: {path} is damaged. Take another step.")
+        self._reader = CheckpointReader(path)
+
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Whole shape of every tensor by its name in the model."""
+        return {
+            self._reader.path(key)[1]: stored.size
+            for key, stored in self._reader.keys.items()
+            if key.startswith("model.") and isinstance(stored, TensorStorageMetadata)
+        }
+
+    def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows ``start`` to ``stop`` (dimension 0) in the dtype of the main weights."""
+        stored = self._reader.keys[f"model.{name}"]
+        assert isinstance(stored, TensorStorageMetadata)
+        rows = torch.empty(stop - start, *stored.size[1:], dtype=stored.properties.dtype)
+        entry = Entry(
+            path=("model", name), shape=stored.size, row_start=start, local=rows, primary=False
+        )
+        self._reader.fill([entry])
+        return rows

@@ -1,0 +1,89 @@
+"""One run at a time writes into a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.checkpoint import RunFolder
+from shoal.checkpoint.runfolder import LOCK_NAME, STALE_S
+from shoal.errors import ConfigError, WorkError
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from shoal.checkpoint.runfolder import RunFolder
+with RunFolder(Path(sys.argv[1])).lock():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def _hold(path: Path) -> subprocess.Popen[str]:
+    """Another process that holds the folder."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    return holder
+
+
+def _write_foreign_lock(path: Path, age_s: float) -> None:
+    path.mkdir()
+    lock = path / LOCK_NAME
+    lock.write_text(json.dumps({"host": "elsewhere", "pid": 7, "started": "2026-01-01T00:00:00"}))
+    then = lock.stat().st_mtime - age_s
+    os.utime(lock, (then, then))
+
+
+def test_a_folder_in_use_is_refused_with_its_holder_and_free_after_a_kill(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "demo")
+    holder = _hold(folder.path)
+    try:
+        with pytest.raises(ConfigError, match=f"process {holder.pid} on") as caught, folder.lock():
+            pass
+        assert caught.value.field == "run.name" and caught.value.value == "demo"
+    finally:
+        holder.kill()
+        holder.communicate()
+    with folder.lock():
+        assert json.loads((folder.path / LOCK_NAME).read_text())["pid"] == os.getpid()
+    assert (folder.path / LOCK_NAME).read_text() == ""
+
+
+def test_the_lock_goes_with_its_block(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with pytest.raises(KeyError), folder.lock():
+        raise KeyError
+    with folder.lock(), pytest.raises(ConfigError), RunFolder(tmp_path).lock():
+        pass
+    with folder.lock():
+        pass
+
+
+def test_a_holder_on_another_host_is_believed_while_it_shows_signs_of_life(tmp_path: Path) -> None:
+    _write_foreign_lock(tmp_path / "live", age_s=STALE_S / 2)
+    with (
+        pytest.raises(ConfigError, match="process 7 on elsewhere"),
+        RunFolder(tmp_path / "live").lock(),
+    ):
+        pass
+    assert "elsewhere" in (tmp_path / "live" / LOCK_NAME).read_text()
+    _write_foreign_lock(tmp_path / "dead", age_s=STALE_S + 5)
+    with RunFolder(tmp_path / "dead").lock():
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(WorkError, match="file/run cannot be written: Not a directory"),
+        RunFolder(tmp_path / "file" / "run").lock(),
+    ):
+        pass
