@@ -7,16 +7,19 @@ import torch
 import torch.distributed as dist
 
 from shoal.fsdp.communicator import Communicator
-from shoal.fsdp.transport import communicator_for
+from shoal.fsdp.transport import Transport, communicator_for
 from tests.ranks import RankPool
 
 WORLD_SIZES = [1, 2, 3, 4]
 
 
-def _communicator() -> Communicator:
+TRANSPORTS = [Transport.GLOO, Transport.SHARED_MEMORY]
+
+
+def _communicator(transport: Transport) -> Communicator:
     group = dist.group.WORLD
     assert group is not None
-    return communicator_for(group, torch.device("cpu"))
+    return communicator_for(group, torch.device("cpu"), transport)
 
 
 def _partial(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -34,8 +37,8 @@ def _expected(
     return total if before is None else before + total
 
 
-def _exact_sums() -> tuple[list[float], list[float]]:
-    communicator = _communicator()
+def _exact_sums(transport: Transport) -> tuple[list[float], list[float]]:
+    communicator = _communicator(transport)
     size, rank = communicator.size, communicator.rank
     partial = torch.full((size * 3,), rank + 1.0)
     part, whole = torch.empty(3), torch.empty(size * 3)
@@ -46,16 +49,19 @@ def _exact_sums() -> tuple[list[float], list[float]]:
     return part.tolist(), whole.tolist()
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_sum_and_average_of_rank_scaled_data_are_exact(ranks: RankPool, world_size: int) -> None:
+def test_sum_and_average_of_rank_scaled_data_are_exact(
+    ranks: RankPool, world_size: int, transport: Transport
+) -> None:
     total = world_size * (world_size + 1) / 2
-    for part, whole in ranks.run(world_size, _exact_sums):
+    for part, whole in ranks.run(world_size, _exact_sums, transport):
         assert part == [total] * 3
         assert whole == [total / world_size] * (3 * world_size)
 
 
-def _gather(in_place: bool) -> list[float]:
-    communicator = _communicator()
+def _gather(transport: Transport, in_place: bool) -> list[float]:
+    communicator = _communicator(transport)
     output = communicator.allocate(communicator.size * 5, torch.bfloat16)
     shard = torch.arange(5, dtype=torch.bfloat16) + 10 * communicator.rank
     if in_place:
@@ -68,16 +74,19 @@ def _gather(in_place: bool) -> list[float]:
 
 
 @pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_all_gather_fills_the_output_in_rank_order(
-    ranks: RankPool, world_size: int, in_place: bool
+    ranks: RankPool, world_size: int, transport: Transport, in_place: bool
 ) -> None:
     expected = [10.0 * rank + i for rank in range(world_size) for i in range(5)]
-    assert ranks.run(world_size, _gather, in_place) == [expected] * world_size
+    assert ranks.run(world_size, _gather, transport, in_place) == [expected] * world_size
 
 
-def _reduce(numel: int, dtype: torch.dtype, divisor: float, add: bool) -> list[torch.Tensor]:
-    communicator = _communicator()
+def _reduce(
+    transport: Transport, numel: int, dtype: torch.dtype, divisor: float, add: bool
+) -> list[torch.Tensor]:
+    communicator = _communicator(transport)
     size, rank = communicator.size, communicator.rank
     before = torch.ones(size * numel)
     part = before.chunk(size)[rank].clone()
@@ -100,31 +109,33 @@ def _reduce(numel: int, dtype: torch.dtype, divisor: float, add: bool) -> list[t
 
 @pytest.mark.parametrize("numel", [1, 257, 40_001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_sums_are_taken_in_rank_order_in_the_accumulation_type(
-    ranks: RankPool, world_size: int, dtype: torch.dtype, numel: int
+    ranks: RankPool, world_size: int, transport: Transport, dtype: torch.dtype, numel: int
 ) -> None:
     for divisor, add in [(1.0, False), (3.0, True)]:
         before = torch.ones(world_size * numel) if add else None
         expected = _expected(world_size, world_size * numel, dtype, divisor, before)
-        results = ranks.run(world_size, _reduce, numel, dtype, divisor, add)
+        results = ranks.run(world_size, _reduce, transport, numel, dtype, divisor, add)
         for rank, (part, whole) in enumerate(results):
             assert torch.equal(part, expected.chunk(world_size)[rank])
             assert torch.equal(whole, expected)
 
 
-def _all_reduce_in_place(numel: int) -> torch.Tensor:
-    communicator = _communicator()
+def _all_reduce_in_place(transport: Transport, numel: int) -> torch.Tensor:
+    communicator = _communicator(transport)
     buffer = _partial(communicator.rank, numel, torch.float32)
     communicator.all_reduce(buffer, buffer, accumulate_dtype=torch.float32).wait()
     return buffer
 
 
 @pytest.mark.parametrize("numel", [7, 50_003])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_all_reduce_works_in_place_at_any_length(
-    ranks: RankPool, world_size: int, numel: int
+    ranks: RankPool, world_size: int, transport: Transport, numel: int
 ) -> None:
     expected = _expected(world_size, numel, torch.float32, 1.0, None)
-    for buffer in ranks.run(world_size, _all_reduce_in_place, numel):
+    for buffer in ranks.run(world_size, _all_reduce_in_place, transport, numel):
         assert torch.equal(buffer, expected)

@@ -2,8 +2,8 @@
 
 A communicator serves one axis of a mesh and works on flat, contiguous, one-dimensional buffers.
 Each deed returns at once with a ``Pending``; the result may be used, and the inputs reused, after
-its ``wait()``. Every rank of the axis makes the same calls (but ``wait``) in the same order with the
-same sizes; when it waits for each deed is its own affair.
+its ``wait()``. Every rank of the axis makes the same calls (but ``wait``) in the same order with
+the same sizes; when it waits for each deed is its own affair.
 
 Sums are taken in rank order 0..n-1 in ``accumulate_dtype``, so their bits do not depend on the
 transport (but for NCCL, which keeps its own order).
@@ -39,10 +39,11 @@ class Communicator(Protocol):
         """This rank's place on the axis."""
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A full-size buffer for ``all_gather`` to fill, contents undefined; it starts restored.
+        """A full-size buffer for ``all_gather`` to fill; it starts restored.
 
-        Ranks of one host may share its memory, so nobody else writes to it. The storage object
-        never changes, so views of the buffer stay valid through ``release`` and ``restore``.
+        Ranks of one host may share its memory, so nobody else writes to it, and nobody reads it
+        before the first gather into it or from ``release`` to the next one. The storage object
+        never changes, so views of the buffer stay valid all the while.
         """
 
     def release(self, buffer: torch.Tensor) -> None:

@@ -1,0 +1,148 @@
+"""Collectives between ranks of one host, through memory that all of them map.
+
+One copy of gathered weights serves all ranks, and a reduction reads the peers' partial results
+where they lie. The sums are those of ``GlooCommunicator``, bit for bit.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from shoal.fsdp.board import Counter
+from shoal.fsdp.communicator import Pending
+from shoal.fsdp.deeds import (
+    AllReduce,
+    AllReduceAtOnce,
+    Deed,
+    DeedQueue,
+    GatherIntoBuffer,
+    GatherThroughBlock,
+    ReduceScatter,
+)
+from shoal.fsdp.host import HostMemory
+from shoal.fsdp.lending import Block, Blocks, Input
+from shoal.fsdp.memory_file import tensor_at
+from shoal.fsdp.reduction import Reduction
+from shoal.fsdp.staging import GatherBuffers
+
+_GATHER_REGION = 1 << 30  # the board comes before
+_BLOCK_REGION = 1 << 43
+_SMALL_NUMEL = 1 << 14
+
+
+class SharedMemoryCommunicator:
+    """A ``Communicator`` over memory that ``join_host_memory`` brought about."""
+
+    def __init__(self, memory: HostMemory) -> None:
+        self._size = memory.size
+        self._rank = memory.rank
+        self._file = memory.file
+        self._queue = DeedQueue(memory.board, memory.rank, memory.size)
+        self._buffers = GatherBuffers(memory.file, _GATHER_REGION, memory.board)
+        self._blocks = Blocks(memory.file, _BLOCK_REGION, memory.size)
+        self._lent: list[tuple[int, Block]] = []
+        weakref.finalize(self, memory.board.leave)
+
+    @property
+    def size(self) -> int:
+        """See ``Communicator``."""
+        return self._size
+
+    @property
+    def rank(self) -> int:
+        """See ``Communicator``."""
+        return self._rank
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that the axis shares at this moment, counted once for all its ranks."""
+        return self._file.resident_bytes
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """See ``Communicator``."""
+        self._queue.progress()
+        return self._buffers.allocate(numel, dtype)
+
+    def release(self, buffer: torch.Tensor) -> None:
+        """See ``Communicator``."""
+        self._buffers.release(buffer)
+        self._queue.progress()
+
+    def restore(self, buffer: torch.Tensor) -> None:
+        """See ``Communicator``."""
+        self._buffers.restore(buffer)
+        self._queue.progress()
+
+    def lend(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """See ``Communicator``."""
+        block = self._blocks.take(numel * dtype.itemsize)
+        board = self._queue.board
+        self._queue.wait_for(lambda: board.lowest(Counter.FINISHED) >= block.free_after)
+        tensor = block.part(self._rank, numel, dtype)
+        self._lent.append((tensor.data_ptr(), block))
+        return tensor
+
+    def all_gather(self, output: torch.Tensor, shard: torch.Tensor) -> Pending:
+        """See ``Communicator``."""
+        buffer = self._buffers.find(output)
+        if buffer is None:
+            where = Input(block=self._blocks.take(shard.numel() * shard.element_size()))
+            deed = GatherThroughBlock(self._queue, where, output, shard)
+            return self._start(deed, where.block)
+        part = buffer.address + self._rank * buffer.nbytes // self._size
+        own_part = tensor_at(part, shard.numel(), shard.dtype)
+        after = self._buffers.prepare(buffer)
+        return self._start(GatherIntoBuffer(self._queue, shard, own_part, after))
+
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        partial: torch.Tensor,
+        *,
+        accumulate_dtype: torch.dtype,
+        divisor: float = 1.0,
+        add: bool = False,
+    ) -> Pending:
+        """See ``Communicator``."""
+        reduction = Reduction(accumulate_dtype=accumulate_dtype, divisor=divisor, add=add)
+        where = self._input(partial)
+        deed = ReduceScatter(self._queue, where, output, partial, reduction)
+        return self._start(deed, where.block)
+
+    def all_reduce(
+        self,
+        output: torch.Tensor,
+        partial: torch.Tensor,
+        *,
+        accumulate_dtype: torch.dtype,
+        divisor: float = 1.0,
+        add: bool = False,
+    ) -> Pending:
+        """See ``Communicator``."""
+        reduction = Reduction(accumulate_dtype=accumulate_dtype, divisor=divisor, add=add)
+        where = self._input(partial)
+        peers_read_output = where.lent and output.data_ptr() == partial.data_ptr()
+        if not peers_read_output and (self._size == 2 or partial.numel() <= _SMALL_NUMEL):
+            at_once = AllReduceAtOnce(self._queue, where, output, partial, reduction)
+            return self._start(at_once, where.block)
+        part_numel = -(-partial.numel() // self._size)
+        sums = self._blocks.take(part_numel * accumulate_dtype.itemsize)
+        deed = AllReduce(self._queue, where, sums, output, partial, reduction)
+        return self._start(deed, where.block, sums)
+
+    def _input(self, partial: torch.Tensor) -> Input:
+        """Where the input of the next reduction lies, or will lie once published."""
+        for index, (start, block) in enumerate(self._lent):
+            offset = partial.data_ptr() - start
+            if 0 <= offset < block.part_capacity:
+                del self._lent[index]
+                return Input(block=block, offset=offset, lent=True)
+        return Input(block=self._blocks.take(partial.numel() * partial.element_size()))
+
+    def _start(self, deed: Deed, *blocks: Block) -> Deed:
+        for block in blocks:
+            self._blocks.give_back(block, deed.sequence)
+        self._queue.submit(deed)
+        return deed
