@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ def trained(
     *,
     num_steps: int,
     kind: type[torch.optim.Optimizer] = torch.optim.AdamW,
-    **options: object,
+    **options: Any,
 ) -> torch.optim.Optimizer:
     """The model's optimizer after some steps."""
     optimizer = kind(model.parameters(), **{"lr": 0.1, **options})

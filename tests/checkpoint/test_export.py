@@ -68,6 +68,7 @@ def test_transformers_computes_the_same_logits(tmp_path: Path, hf: dict[str, Any
     assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
     tokens = torch.randint(257, (2, 9))
     theirs = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    theirs.config._experts_implementation = "eager"  # the fast one takes no odd sizes
     with torch.no_grad():
         expected = theirs(tokens).logits
         logits = decoder.eval()(tokens).logits

@@ -75,7 +75,7 @@ def _load_steps(path: Path) -> float:
     model = model_of(9)
     optimizer = trained(model, num_steps=0)
     load(path, model=model, optimizer=optimizer)
-    return float(optimizer.state[model[0].weight]["step"])
+    return float(optimizer.state[model.get_parameter("0.weight")]["step"])
 
 
 def _load_refused(path: Path) -> str:

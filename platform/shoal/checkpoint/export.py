@@ -16,11 +16,15 @@ import torch
 from shoal.checkpoint.save import ATTACHMENTS
 from shoal.checkpoint.weights import CheckpointWeights
 from shoal.errors import ConfigError
-from shoal.models.config import DecoderConfig
-from shoal.models.export import CARRIED_FILES, write_hf_folder
-from shoal.models.hf_folder import CONFIG, read_hf_config
-from shoal.models.names import ExpertLayout
-from shoal.models.weights import whole_tensors
+from shoal.models import (
+    DecoderConfig,
+    ExpertLayout,
+    read_hf_config,
+    whole_tensors,
+    write_hf_folder,
+)
+from shoal.models.export import CARRIED_FILES
+from shoal.models.hf_folder import CONFIG
 
 HF_FOLDER = "hf"
 """Name among the attachments of the files that a Hugging Face folder has beside weights."""

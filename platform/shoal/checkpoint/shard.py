@@ -12,7 +12,7 @@ import io
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, cast
@@ -33,6 +33,10 @@ from torch.serialization import get_crc32_options, set_crc32_options
 from shoal.checkpoint.entry import Entry
 from shoal.checkpoint.files import FileRecord, HashingFile, creating
 from shoal.errors import WorkError
+
+CHUNK_BYTES = 64 * 2**20
+"""Larger entries are written in several chunks: what is copied to write them, and read to get at a
+few of their rows, stays within this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +122,11 @@ def write_shard(folder: Path, rank: int, entries: Sequence[Entry], blobs: Sequen
             offset = file.tell()
             file.write(blob.data)
             placed.append(_placed(blob.path, None, name, offset, file))
-        for entry in entries:
+        for chunk in (chunk for entry in entries for chunk in _chunks(entry)):
             offset = file.tell()
             # A copy of its own: torch.save would write all of the flat buffer that this views.
-            torch.save(entry.local.to("cpu", copy=True).contiguous(), cast(IO[bytes], file))
-            placed.append(_placed(entry.path, entry, name, offset, file))
+            torch.save(chunk.local.to("cpu", copy=True).contiguous(), cast(IO[bytes], file))
+            placed.append(_placed(chunk.path, chunk, name, offset, file))
         return Shard(name=name, record=file.finish(), placed=tuple(placed))
 
 
@@ -150,6 +154,18 @@ def metadata_of(shards: Sequence[Shard]) -> Metadata:
         storage_meta=StorageMeta(),
         version=CURRENT_DCP_VERSION,
     )
+
+
+def _chunks(entry: Entry) -> Iterator[Entry]:
+    """An entry in runs of rows of at most ``CHUNK_BYTES``, or of one row."""
+    if not entry.shape:
+        yield entry
+        return
+    num_rows = entry.local.shape[0]
+    rows = max(1, CHUNK_BYTES // max(1, entry.local.nbytes // num_rows))
+    for start in range(0, num_rows, rows):
+        part = entry.local[start : start + rows]
+        yield replace(entry, row_start=entry.row_start + start, local=part)
 
 
 @contextmanager
