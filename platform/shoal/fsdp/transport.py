@@ -11,13 +11,14 @@ from torch.distributed import ProcessGroup
 from shoal.fsdp.communicator import Communicator
 from shoal.fsdp.gloo import GlooCommunicator
 from shoal.fsdp.host import NotShared, join_host_memory
+from shoal.fsdp.nccl import NcclCommunicator
 from shoal.fsdp.shared_memory import SharedMemoryCommunicator
 
 _logger = logging.getLogger(__name__)
 
 
 class Transport(Enum):
-    """A way between the ranks of an axis."""
+    """A way between ranks whose buffers live in host memory; GPUs always use NCCL."""
 
     AUTO = "auto"
     """The fastest that all ranks of the axis can use."""
@@ -37,8 +38,8 @@ def communicator_for(
     ``device`` is where the buffers live. A transport that was asked for by name and is not to be
     had raises ``NotShared``; the choice of ``AUTO`` is logged.
     """
-    if device.type != "cpu":
-        raise NotImplementedError(f"no communicator for {device.type} buffers")
+    if device.type == "cuda":
+        return NcclCommunicator(group, device)
     if group.size() == 1 or transport is Transport.GLOO:
         return GlooCommunicator(group)
     try:

@@ -1,0 +1,116 @@
+"""Collectives between GPUs. NCCL sums in an order of its own, in the dtype it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.distributed import (
+    AllreduceOptions,
+    ProcessGroup,
+    ReduceScatterOptions,
+    Work,
+)
+
+from shoal.fsdp.communicator import Pending
+from shoal.fsdp.gloo import finish_work
+
+
+class _StreamDeed:
+    """A collective on NCCL's stream and what follows it on the stream that waits."""
+
+    def __init__(self, work: Work, finish: Callable[[], object] | None = None) -> None:
+        self._work: Work | None = work
+        self._finish = finish
+
+    def wait(self) -> None:
+        """See ``Pending``; the current stream waits, not the host."""
+        if self._work is not None:
+            work, self._work = self._work, None
+            finish_work(work)
+            if self._finish is not None:
+                self._finish()
+
+
+class NcclCommunicator:
+    """A ``Communicator`` over a process group that reduces by itself.
+
+    The deeds run after what the current stream holds when they are called, and their results are
+    there for the stream that is current at ``wait``. Memory comes from the caching allocator.
+    """
+
+    def __init__(self, group: ProcessGroup, device: torch.device) -> None:
+        self._group = group
+        self._device = device
+
+    @property
+    def size(self) -> int:
+        """See ``Communicator``."""
+        return self._group.size()
+
+    @property
+    def rank(self) -> int:
+        """See ``Communicator``."""
+        return self._group.rank()
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """See ``Communicator``."""
+        return torch.empty(numel, dtype=dtype, device=self._device)
+
+    def release(self, buffer: torch.Tensor) -> None:
+        """See ``Communicator``."""
+        buffer.untyped_storage().resize_(0)
+
+    def restore(self, buffer: torch.Tensor) -> None:
+        """See ``Communicator``."""
+        buffer.untyped_storage().resize_(buffer.numel() * buffer.element_size())
+
+    def lend(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """See ``Communicator``."""
+        return torch.empty(numel, dtype=dtype, device=self._device)
+
+    def all_gather(self, output: torch.Tensor, shard: torch.Tensor) -> Pending:
+        """See ``Communicator``."""
+        return _StreamDeed(self._group._allgather_base(output, shard))
+
+    @torch.no_grad()
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        partial: torch.Tensor,
+        *,
+        accumulate_dtype: torch.dtype,
+        divisor: float = 1.0,
+        add: bool = False,
+    ) -> Pending:
+        """See ``Communicator``."""
+        total = torch.empty_like(output, dtype=accumulate_dtype)
+        work = self._group._reduce_scatter_base(
+            total, partial.to(accumulate_dtype), ReduceScatterOptions()
+        )
+        return _StreamDeed(work, lambda: _write(output, total, divisor, add))
+
+    @torch.no_grad()
+    def all_reduce(
+        self,
+        output: torch.Tensor,
+        partial: torch.Tensor,
+        *,
+        accumulate_dtype: torch.dtype,
+        divisor: float = 1.0,
+        add: bool = False,
+    ) -> Pending:
+        """See ``Communicator``."""
+        total = partial.to(accumulate_dtype, copy=True)
+        work = self._group.allreduce([total], AllreduceOptions())
+        return _StreamDeed(work, lambda: _write(output, total, divisor, add))
+
+
+@torch.no_grad()
+def _write(output: torch.Tensor, total: torch.Tensor, divisor: float, add: bool) -> None:
+    if divisor != 1.0:
+        total.div_(divisor)
+    if add:
+        output.add_(total)
+    else:
+        output.copy_(total)
