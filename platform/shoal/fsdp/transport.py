@@ -31,7 +31,7 @@ class Transport(Enum):
 
 
 def communicator_for(
-    group: ProcessGroup, device: torch.device, transport: Transport = Transport.GLOO
+    group: ProcessGroup, device: torch.device, transport: Transport = Transport.AUTO
 ) -> Communicator:
     """The communicator for one mesh axis; called by every rank of ``group`` in the same order.
 
