@@ -1,0 +1,49 @@
+"""Data-parallel sharding of any module over flat buffers, one placement per mesh axis."""
+
+from shoal.fsdp.buffer import FlatBuffer
+from shoal.fsdp.communicator import Communicator, Pending
+from shoal.fsdp.fully_shard import fully_shard, fully_shard_context, microbatch
+from shoal.fsdp.inventory import BytesAtRest, bytes_at_rest, sharded_parameters, sync_weights
+from shoal.fsdp.layout import GlobalLayout
+from shoal.fsdp.norm import clip_gradients, gradient_norm
+from shoal.fsdp.optimizer import fully_shard_optimizer
+from shoal.fsdp.placement import (
+    Partial,
+    Placement,
+    Placements,
+    Replicate,
+    Shard,
+    placements_for,
+)
+from shoal.fsdp.precision import MixedPrecision
+from shoal.fsdp.schedule import Schedule
+from shoal.fsdp.sharded import ShardedParameter
+from shoal.fsdp.transport import Transport, communicator_for
+
+__all__ = [
+    "BytesAtRest",
+    "Communicator",
+    "FlatBuffer",
+    "GlobalLayout",
+    "MixedPrecision",
+    "Partial",
+    "Pending",
+    "Placement",
+    "Placements",
+    "Replicate",
+    "Schedule",
+    "Shard",
+    "ShardedParameter",
+    "Transport",
+    "bytes_at_rest",
+    "clip_gradients",
+    "communicator_for",
+    "fully_shard",
+    "fully_shard_context",
+    "fully_shard_optimizer",
+    "gradient_norm",
+    "microbatch",
+    "placements_for",
+    "sharded_parameters",
+    "sync_weights",
+]

@@ -1,4 +1,4 @@
-"""What one rank holds of one parameter: the seam between the adapter and checkpoints, weights and optimizers."""
+"""What one rank holds of one parameter: the seam to checkpoints, weights and optimizers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ShardedParameter:
     """
 
     names: tuple[str, ...]
-    """Fully qualified names in the model; tied weights have several, the first is the canonical one."""
+    """Full names in the model; tied weights have several, the first is the canonical one."""
 
     shape: torch.Size
     """Shape of the whole parameter."""
@@ -25,10 +25,13 @@ class ShardedParameter:
     """First dim-0 row held here."""
 
     local: nn.Parameter
-    """Main weights of the rows held here, ``[rows, *shape[1:]]``: a view of the group's flat shard; may have no rows."""
+    """Main weights of the rows held here, ``[rows, *shape[1:]]``; may have no rows.
+
+    A view of the group's flat shard.
+    """
 
     primary: bool
-    """Whether this rank stands for the rows; of several ranks with equal replicas exactly one does."""
+    """Whether this rank stands for the rows; of ranks with equal replicas exactly one does."""
 
     @property
     def name(self) -> str:

@@ -1,0 +1,208 @@
+"""A group's flat buffer as one rank holds it, and the way from one placement to another.
+
+A buffer moves along several axes in one go, each collective working on contiguous memory::
+
+    slice      R -> S0    local; done first, so that less is reduced
+    reduce     P -> S0/R  inner axes first, so that outer ones carry the smaller part
+    gather     S0 -> R    outer axes first
+    relabel    R -> P     an average of equal values is the value
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from shoal.errors import ConfigError
+from shoal.fsdp.communicator import Pending
+from shoal.fsdp.grid import Grid
+from shoal.fsdp.layout import GlobalLayout, Rows
+from shoal.fsdp.placement import Partial, Placement, Replicate, Shard, check_suffix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatBuffer:
+    """The run of a group's global buffer that this rank holds under ``placements``."""
+
+    layout: GlobalLayout
+    grid: Grid
+    placements: tuple[Placement, ...]
+
+    data: torch.Tensor
+    """The run, ``[stop - start]``. Padding and gaps hold nothing of meaning."""
+
+    start: int = field(init=False)
+    """Where the run starts in the global buffer, in elements."""
+
+    stop: int = field(init=False)
+    """One past its last element."""
+
+    def __post_init__(self) -> None:
+        check_suffix("placements", self.placements)
+        start, stop = run_of(self.layout, self.grid, self.placements)
+        if self.data.shape != (stop - start,):
+            raise ValueError(f"the run has {stop - start} elements, the data {self.data.shape}")
+        object.__setattr__(self, "start", start)
+        object.__setattr__(self, "stop", stop)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the run."""
+        return self.data.numel() * self.data.element_size()
+
+    def rows(self, index: int) -> Rows:
+        """Which rows of a tensor are here."""
+        return self.layout.rows(index, self.start, self.stop)
+
+    def view(self, index: int) -> torch.Tensor:
+        """The rows of a tensor that are here, ``[rows, *shape[1:]]``; shares storage."""
+        rows = self.rows(index)
+        num_rows = rows.stop - rows.start
+        numel = num_rows * self.layout.row_numel(index)
+        flat = self.data.narrow(0, rows.offset, numel)
+        return flat.view(num_rows, *self.layout.shapes[index][1:])
+
+    def part(self, start: int, stop: int) -> torch.Tensor:
+        """Elements ``start`` to ``stop`` of the global buffer, which must be here."""
+        return self.data.narrow(0, start - self.start, stop - start)
+
+    def redistribute(
+        self, placements: Sequence[Placement], *, out: torch.Tensor | None = None
+    ) -> FlatBuffer:
+        """The same values under other placements, any number of axes apart.
+
+        Args:
+            placements: Where to; sums are taken in fp32 at least.
+            out: Memory of the right size, dtype and device for the result. Without it a result that
+                is a part of this buffer shares its memory, and any other gets new memory.
+
+        Raises:
+            ConfigError: for a transition that has no meaning, such as sharded to partial sums.
+        """
+        target = tuple(placements)
+        start, stop = run_of(self.layout, self.grid, target)
+        if out is None:
+            moves = _Moves(self, target)
+            if not moves.reductions and not moves.gathers:
+                out = self.part(start, stop)
+            else:
+                out = self.data.new_empty(stop - start)
+        elif out.dtype != self.data.dtype or out.device != self.data.device:
+            raise ValueError(f"out is {out.dtype} on {out.device}, not as the buffer")
+        result = FlatBuffer(layout=self.layout, grid=self.grid, placements=target, data=out)
+        reduce_dtype = torch.promote_types(self.data.dtype, torch.float32)
+        for pending in move(self, result, reduce_dtype=reduce_dtype):
+            pending.wait()
+        return result
+
+
+def run_of(layout: GlobalLayout, grid: Grid, placements: Sequence[Placement]) -> tuple[int, int]:
+    """The run of the global buffer that this rank holds under ``placements``."""
+    sharded = [isinstance(placement, Shard) for placement in placements]
+    return layout.run(sharded, grid.sizes, grid.ranks)
+
+
+def move(
+    source: FlatBuffer,
+    target: FlatBuffer,
+    *,
+    reduce_dtype: torch.dtype,
+    divisor: float = 1.0,
+    add: bool = False,
+) -> Iterator[Pending]:
+    """Bring the values of ``source`` into ``target``; yields each collective once it is issued.
+
+    The caller waits for what was yielded before it goes on, and the values are in place at the
+    end. A gather writes to the target as a whole and by its last collective only, since ranks of
+    one host may share that memory and still read from it.
+
+    Args:
+        reduce_dtype: Sums over ranks are taken in it.
+        divisor: The values are divided by it, once.
+        add: Add to ``target`` instead of overwriting it; not together with a gather.
+    """
+    moves = _Moves(source, target.placements)
+    grid, kinds = source.grid, source.placements
+    data = source.part(*moves.run)
+    del source  # its memory is free as soon as the first collective is over
+    scale = divisor
+    for position, axis in enumerate(moves.reductions):
+        before = kinds[axis]
+        average = isinstance(before, Partial) and before.op == "avg"
+        moves.sharded[axis] = isinstance(target.placements[axis], Shard)
+        to_target = position == len(moves.reductions) - 1 and not moves.gathers
+        output = target.data if to_target else data.new_empty(moves.numel, dtype=reduce_dtype)
+        communicator = grid.communicators[axis]
+        reduce = communicator.reduce_scatter if moves.sharded[axis] else communicator.all_reduce
+        yield reduce(
+            output,
+            data,
+            accumulate_dtype=reduce_dtype,
+            divisor=scale * (communicator.size if average else 1),
+            add=add and to_target,
+        )
+        data, scale = output, 1.0
+    for position, axis in enumerate(moves.gathers):
+        if data.dtype != target.data.dtype:
+            data = data.to(target.data.dtype)
+        moves.sharded[axis] = False
+        to_target = position == len(moves.gathers) - 1
+        output = target.data if to_target else data.new_empty(moves.numel)
+        yield grid.communicators[axis].all_gather(output, data)
+        data = output
+    if not moves.reductions and not moves.gathers:
+        _write(target.data, data, scale, reduce_dtype, add)
+
+
+class _Moves:
+    """Which axes need which deed, in the order of the deeds."""
+
+    def __init__(self, source: FlatBuffer, target: Sequence[Placement]) -> None:
+        self._layout, self._grid = source.layout, source.grid
+        self.sharded = [isinstance(placement, Shard) for placement in source.placements]
+        self.reductions: list[int] = []
+        self.gathers: list[int] = []
+        for axis in source.grid.active:
+            self._sort(axis, source.placements[axis], target[axis])
+        self.reductions.reverse()
+
+    def _sort(self, axis: int, before: Placement, after: Placement) -> None:
+        if before == after:
+            return
+        if isinstance(before, Partial) and not isinstance(after, Partial):
+            self.reductions.append(axis)
+        elif isinstance(before, Replicate) and isinstance(after, Shard):
+            self.sharded[axis] = True
+        elif isinstance(before, Shard) and after in (Replicate(), Partial("avg")):
+            self.gathers.append(axis)
+        elif not (isinstance(before, Replicate) and after == Partial("avg")):
+            raise ConfigError(
+                "placements",
+                (before, after),
+                "no values can go from the first to the second",
+                "Sum or gather them first",
+            )
+
+    @property
+    def run(self) -> tuple[int, int]:
+        """What the data spans at this point of the way."""
+        return self._layout.run(self.sharded, self._grid.sizes, self._grid.ranks)
+
+    @property
+    def numel(self) -> int:
+        """Elements of the run."""
+        start, stop = self.run
+        return stop - start
+
+
+def _write(
+    target: torch.Tensor, data: torch.Tensor, divisor: float, dtype: torch.dtype, add: bool
+) -> None:
+    if divisor != 1.0:
+        data = data.to(dtype) / divisor
+    if add:
+        target.add_(data)
+    elif target.data_ptr() != data.data_ptr():
+        target.copy_(data)

@@ -1,0 +1,254 @@
+"""A parameter group: the parameters of a unit that share a dtype, in one flat buffer."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from shoal.errors import WorkError
+from shoal.fsdp.gradients import GradientBuffers, GradientFormat
+from shoal.fsdp.grid import Grid
+from shoal.fsdp.lane import Task
+from shoal.fsdp.lanes import Lanes
+from shoal.fsdp.layout import GlobalLayout
+from shoal.fsdp.placement import Placements, Replicate
+from shoal.fsdp.precision import MixedPrecision
+from shoal.fsdp.slot import Slot
+from shoal.fsdp.weights import WeightBuffers
+
+_GROUP_ATTRIBUTE = "_shoal_group"
+"""Where a parameter of a group points to the group, weakly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One parameter, however often it is registered (tied weights)."""
+
+    slots: tuple[Slot, ...]
+
+    compute: nn.Parameter
+    """The module's own parameter, a view of the whole weights; registered while they are in use."""
+
+    local: nn.Parameter
+    """Main weights of the rows held here; registered at rest, and what the optimizer updates."""
+
+
+class ParameterGroup:
+    """Buffers of the parameters that one collective moves together.
+
+    ``slots`` gives for each parameter the places where it is registered, the same on every rank.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[tuple[Slot, ...]],
+        *,
+        grid: Grid,
+        placements: Placements,
+        precision: MixedPrecision,
+        grad_divisor: float,
+        lanes: Lanes,
+    ) -> None:
+        originals = [places[0].parameter for places in slots]
+        compute_dtype = precision.compute or originals[0].dtype
+        self.grid = grid
+        self.placements = placements
+        self.layout = GlobalLayout.build(
+            [original.shape for original in originals], math.prod(grid.sizes)
+        )
+        self.weights = WeightBuffers(
+            layout=self.layout,
+            grid=grid,
+            placements=placements,
+            main_dtype=precision.main_weights,
+            compute_dtype=compute_dtype,
+        )
+        self.gradients: GradientBuffers | None = None
+        self._format = GradientFormat(
+            partial=compute_dtype,
+            final=precision.main_gradients or compute_dtype,
+            reduce=precision.reduce,
+            divisor=grad_divisor,
+        )
+        self._lanes = lanes
+        self._filled = all(original.device.type != "meta" for original in originals)
+        self._watched: set[int] = set()
+        self._gather: Task | None = None
+        self._installed = False
+        self._reduction: Task | None = None
+        places = enumerate(zip(slots, originals, strict=True))
+        self.entries = tuple(self._shard(i, slot, original) for i, (slot, original) in places)
+        self.weights.changed()
+        self.weights.release()
+
+    @property
+    def num_trainable(self) -> int:
+        """Entries that want a gradient, as of the last ``follow_flags``."""
+        return sum(entry.compute.requires_grad for entry in self.entries)
+
+    @property
+    def missing(self) -> list[Entry]:
+        """Entries that want a gradient and did not get one in the present backward."""
+        return [
+            entry
+            for index, entry in enumerate(self.entries)
+            if entry.compute.requires_grad
+            and not (self.gradients and self.gradients.has_arrived(index))
+        ]
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether contributions wait for the last microbatch or for the end of backward."""
+        if self.gradients is None:
+            return False
+        return self.gradients.unfinished or self._reduction is not None
+
+    @property
+    def primary(self) -> bool:
+        """Whether this rank is the first of those with equal main weights."""
+        kinds = zip(self.placements.optimizer, self.grid.ranks, strict=True)
+        return all(rank == 0 for kind, rank in kinds if isinstance(kind, Replicate))
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks of the mesh with equal main weights, this one included."""
+        kinds = zip(self.placements.optimizer, self.grid.sizes, strict=True)
+        return math.prod(size for kind, size in kinds if isinstance(kind, Replicate))
+
+    def follow_flags(self, arrive: Callable[[int, torch.Tensor], None]) -> None:
+        """Take over ``requires_grad`` of the local parameters, which may have changed at rest.
+
+        ``arrive`` is called with an entry's index and the gradient that backward made for it. It
+        must not keep this group alive.
+        """
+        for index, entry in enumerate(self.entries):
+            if entry.local.requires_grad == entry.compute.requires_grad and index in self._watched:
+                continue
+            entry.compute.requires_grad_(entry.local.requires_grad)
+            if entry.local.requires_grad:
+                self._watch(index, entry.compute, arrive)
+                if self.gradients is None:
+                    self.gradients = self._make_gradients()
+
+    def start_gather(self) -> None:
+        """Bring the whole weights on their way, unless they already are."""
+        if self._gather is not None:
+            return
+        if not self._filled:
+            raise WorkError(
+                "Weights that were built on the meta device have no values yet: fill each sharded "
+                "parameter and call sync_weights."
+            )
+        self._gather = self._lanes.gather.start(self.weights.gather())
+
+    def open(self) -> None:
+        """Have the whole weights in place and registered."""
+        self.start_gather()
+        assert self._gather is not None
+        self._gather.finish()
+        if not self._installed:
+            self._installed = True
+            for entry in self.entries:
+                for slot in entry.slots:
+                    slot.swap(entry.local, entry.compute)
+
+    def close(self) -> None:
+        """Register the main weights and let the whole weights go."""
+        if self._installed:
+            self._installed = False
+            for entry in self.entries:
+                for slot in entry.slots:
+                    slot.swap(entry.compute, entry.local)
+        if self._gather is not None:
+            self._gather.finish()
+            self._gather = None
+            self._lanes.gather.run(self.weights.release)
+
+    def sync(self) -> None:
+        """The main weights changed: compute takes the new ones from its next use on."""
+        if self._installed:
+            raise WorkError("Main weights changed while their module was in forward or backward.")
+        self.close()
+        self._filled = True
+        self.weights.changed()
+
+    def start_reduce(self, *, is_last: bool) -> None:
+        """Bring the gradients that backward made on their way to the other ranks."""
+        if self.gradients is not None:
+            self.finish_reduce()
+            keep = self.gradients.collected
+            chain = self.gradients.reduce(is_last=is_last)
+            self._reduction = self._lanes.reduce.start(chain, keep)
+
+    def advance_reduce(self) -> None:
+        """Let a reduction of several stages go on to its next stage."""
+        if self._reduction is not None:
+            self._reduction.advance()
+
+    def finish_reduce(self) -> None:
+        """Have the reduced gradients in place."""
+        if self._reduction is not None:
+            self._reduction.finish()
+            self._reduction = None
+
+    def discard(self) -> None:
+        """Drop all gradients, also those under way."""
+        self.finish_reduce()
+        if self.gradients is not None:
+            self.gradients.discard()
+        for entry in self.entries:
+            entry.compute.grad = None
+
+    def _shard(self, index: int, slots: tuple[Slot, ...], original: nn.Parameter) -> Entry:
+        rows = self.weights.main.rows(index)
+        view = self.weights.main.view(index)
+        if original.device.type != "meta":
+            view.copy_(original.detach()[rows.start : rows.stop])
+        local = nn.Parameter(view, requires_grad=original.requires_grad)
+        compute = original
+        if original.device.type == self.grid.device.type:
+            compute.grad = None
+            compute.data = self.weights.whole.view(index)
+        else:
+            compute = nn.Parameter(self.weights.whole.view(index), original.requires_grad)
+            compute.__dict__.update(original.__dict__)
+        for parameter in (local, compute):
+            setattr(parameter, _GROUP_ATTRIBUTE, weakref.ref(self))
+        for slot in slots:
+            slot.swap(original, local)
+        return Entry(slots=slots, compute=compute, local=local)
+
+    def _watch(
+        self, index: int, compute: nn.Parameter, arrive: Callable[[int, torch.Tensor], None]
+    ) -> None:
+        if index in self._watched:
+            return
+        self._watched.add(index)
+
+        def take(parameter: torch.Tensor) -> None:
+            gradient = parameter.grad
+            assert gradient is not None
+            parameter.grad = None
+            arrive(index, gradient)
+
+        compute.register_post_accumulate_grad_hook(take)
+
+    def _make_gradients(self) -> GradientBuffers:
+        return GradientBuffers(
+            layout=self.layout,
+            grid=self.grid,
+            placements=self.placements,
+            format_=self._format,
+            parameters=[entry.local for entry in self.entries],
+        )
+
+
+def group_of(parameter: torch.Tensor) -> ParameterGroup | None:
+    """The group that a parameter belongs to, as main weights or as compute weights; or none."""
+    reference: weakref.ref[ParameterGroup] | None = getattr(parameter, _GROUP_ATTRIBUTE, None)
+    return reference() if reference is not None else None

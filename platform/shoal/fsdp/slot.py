@@ -1,0 +1,46 @@
+"""The places in a module tree where one parameter is registered."""
+
+from __future__ import annotations
+
+import weakref
+
+from torch import nn
+
+from shoal.errors import WorkError
+
+
+class Slot:
+    """One attribute of one module that holds a parameter; it does not keep the module alive."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self._module = weakref.ref(module)
+        self.name = name
+        # A class with its own __setattr__ (nn.RNNBase) keeps more than the registry up to date.
+        self._plain = type(module).__setattr__ is nn.Module.__setattr__
+
+    @property
+    def module(self) -> nn.Module:
+        """The module; it lives as long as anyone can ask."""
+        module = self._module()
+        assert module is not None
+        return module
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """What is registered there now."""
+        parameter = self.module._parameters[self.name]
+        assert parameter is not None
+        return parameter
+
+    def swap(self, old: nn.Parameter, new: nn.Parameter) -> None:
+        """Put ``new`` where ``old`` is; raises ``WorkError`` if somebody else's tensor is there."""
+        module = self.module
+        if module._parameters.get(self.name) is not old:
+            raise WorkError(
+                f"Parameter {self.name!r} of {type(module).__name__} was replaced after it was "
+                "sharded: load weights into the sharded parameters instead."
+            )
+        if self._plain:
+            module._parameters[self.name] = new
+        else:
+            setattr(module, self.name, new)
