@@ -1,12 +1,15 @@
-"""Decoders in the image of their Hugging Face configs: building, filling, reading and writing."""
+"""Decoders in the image of their Hugging Face configs: building, filling, sharding, writing."""
 
 from shoal.models.config import DecoderConfig, ExpertsConfig
 from shoal.models.decoder import Decoder, DecoderOutput
 from shoal.models.export import write_hf_folder
 from shoal.models.hf_folder import HFWeights, read_hf_config
 from shoal.models.importing import import_model
+from shoal.models.initialization import InitialWeights, initialize
 from shoal.models.names import ExpertLayout, parameter_shapes
+from shoal.models.sharding import ShardedUnit, decoder_units, shard_decoder
 from shoal.models.weight_source import WeightSource, whole_tensors
+from shoal.models.weights import load_weights
 
 __all__ = [
     "Decoder",
@@ -15,10 +18,16 @@ __all__ = [
     "ExpertLayout",
     "ExpertsConfig",
     "HFWeights",
+    "InitialWeights",
+    "ShardedUnit",
     "WeightSource",
+    "decoder_units",
     "import_model",
+    "initialize",
+    "load_weights",
     "parameter_shapes",
     "read_hf_config",
+    "shard_decoder",
     "whole_tensors",
     "write_hf_folder",
 ]

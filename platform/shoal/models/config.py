@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -155,7 +156,11 @@ class _Reader:
 
     def number(self, key: str) -> float:
         value = self._values.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value < math.inf
+        ):
             raise self.error(key, "it must be a number of at least 0", f"Set {key}")
         return float(value)
 

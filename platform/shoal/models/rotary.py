@@ -63,7 +63,8 @@ class RotaryConfig:
         """
         given = dict(hf.get("rope_scaling") or hf.get("rope_parameters") or {})
         kind = given.get("rope_type") or given.get("type") or "default"
-        theta = given.get("rope_theta") or hf.get("rope_theta") or default_theta
+        thetas = (given.get("rope_theta"), hf.get("rope_theta"), default_theta)
+        theta = next(value for value in thetas if value is not None)
         _check(hf, given, kind, theta)
         original = None
         if kind in ("yarn", "llama3"):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from shoal.errors import ConfigError
 from shoal.fsdp import ShardedParameter, sharded_parameters, sync_weights
+from shoal.fsdp.unit import unit_of
 from shoal.models.decoder import Decoder
 from shoal.models.weight_source import WeightSource
 
@@ -21,8 +22,8 @@ def load_weights(model: Decoder, source: WeightSource) -> None:
     Raises ``ConfigError`` that names what the source lacks, has too much of or has in another
     shape, before anything is filled.
     """
-    sharded = sharded_parameters(model)
-    parameters: Iterable[ShardedParameter] = sharded or list(_plain_parameters(model))
+    sharded = unit_of(model) is not None
+    parameters = sharded_parameters(model) if sharded else tuple(_plain_parameters(model))
     _check({p.name: p.shape for p in parameters}, source.shapes())
     with torch.no_grad():
         for parameter in parameters:

@@ -1,0 +1,68 @@
+"""How a decoder is sharded: its units as data, and the order of wrapping.
+
+    unit                          mesh      gradients divided by
+    model.layers.N.mlp.experts    expert    data-parallel size x expert-parallel size
+    model.layers.N                dense     data-parallel size
+    (the decoder itself)          dense     data-parallel size
+
+The decoder itself owns embedding, final norm and head. An expert sees the tokens of all ranks that
+share its set of experts, so the sum of its gradients already covers them; dividing by their number
+too makes it the average over all ranks, as everywhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from shoal.fsdp import MixedPrecision, Placements, Schedule, fully_shard, fully_shard_context
+from shoal.models.config import DecoderConfig
+from shoal.models.decoder import Decoder
+from shoal.topology import Meshes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardedUnit:
+    """One module that is gathered and let go as a whole."""
+
+    path: str
+    """Its name in the decoder; empty for the decoder itself."""
+    expert: bool
+    """Whether it lives on the expert mesh."""
+
+
+def decoder_units(config: DecoderConfig) -> tuple[ShardedUnit, ...]:
+    """The units of a decoder in the order of wrapping: inner ones first."""
+    units = []
+    for layer, sparse in enumerate(config.sparse_layers):
+        if sparse:
+            units.append(ShardedUnit(path=f"model.layers.{layer}.mlp.experts", expert=True))
+        units.append(ShardedUnit(path=f"model.layers.{layer}", expert=False))
+    return (*units, ShardedUnit(path="", expert=False))
+
+
+def shard_decoder(
+    decoder: Decoder,
+    meshes: Meshes,
+    dense: Placements,
+    expert: Placements,
+    precision: MixedPrecision,
+    device: torch.device | str,
+) -> Schedule:
+    """Shard a decoder in place; the result serves ``microbatch``.
+
+    ``dense`` and ``expert`` place the units of the two meshes. A decoder on the meta device gets
+    buffers without values on ``device``: fill them by ``initialize`` or ``load_weights``.
+    """
+    expert_parallel = meshes.dense.size() // meshes.expert.size()
+    with fully_shard_context(device) as context:
+        for unit in decoder_units(decoder.config):
+            fully_shard(
+                decoder.get_submodule(unit.path),
+                meshes.expert if unit.expert else meshes.dense,
+                expert if unit.expert else dense,
+                precision=precision,
+                grad_divisor=expert_parallel if unit.expert else 1,
+            )
+    return context
