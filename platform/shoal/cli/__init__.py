@@ -1,0 +1,5 @@
+"""The ``shoal`` command."""
+
+from shoal.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,31 @@
+"""``shoal bench``: measurements side by side."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+import typer
+
+from shoal.cli.options import AsJson
+
+app = typer.Typer(help="Measure against other ways to do the same.", no_args_is_help=True)
+
+
+@app.callback()
+def _bench() -> None:
+    """Measure against other ways to do the same."""
+
+
+@app.command()
+def train(
+    against: Annotated[
+        Literal["fsdp2", "ddp"], typer.Option(help="What to run beside it in turns.")
+    ] = "fsdp2",
+    as_json: AsJson = False,
+) -> None:
+    """Time training steps of a small decoder on two ranks of this machine."""
+    from shoal.bench import bench_train  # torch takes seconds to load
+
+    report = bench_train(against=against)
+    typer.echo(json.dumps(report.json(), indent=2) if as_json else report.text())

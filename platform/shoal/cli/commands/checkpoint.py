@@ -1,0 +1,63 @@
+"""``shoal checkpoint``: looking after the steps of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.errors import ConfigError
+
+app = typer.Typer(help="List and check the checkpoints of a run.", no_args_is_help=True)
+
+Folder = Annotated[
+    Path, typer.Argument(metavar="PATH", help="A run's folder, its checkpoints folder, or a step.")
+]
+
+
+@app.command()
+def ls(path: Folder) -> None:
+    """List the steps with their state and size, in order."""
+    # torch takes seconds to load
+    from shoal.checkpoint import Manifest
+    from shoal.checkpoint.verify import damages
+
+    for step in _steps_in(path):
+        if found := damages(step):
+            typer.echo(f"{step}  damaged: {found[0]}")
+        else:
+            manifest = Manifest.read(step)
+            size = f"{manifest.num_bytes:,} bytes"
+            typer.echo(f"{step}  complete  {size}  saved by {manifest.world_size} ranks")
+
+
+@app.command()
+def verify(path: Folder) -> None:
+    """Read every byte and compare it with its checksum; exit code 1 if anything is damaged."""
+    from shoal.checkpoint import verify as damages_of  # torch takes seconds to load
+
+    damaged = False
+    for step in _steps_in(path):
+        found = damages_of(step)
+        damaged = damaged or bool(found)
+        for damage in found:
+            typer.echo(f"{step}  damaged: {damage}")
+        if not found:
+            typer.echo(f"{step}  whole")
+    raise typer.Exit(1 if damaged else 0)
+
+
+def _steps_in(path: Path) -> list[Path]:
+    """The folders of the steps that ``path`` means; refuses a path without any."""
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    if not folder.is_dir():
+        remedy = "Give a run's folder, such as runs/run"
+        raise ConfigError("PATH", str(path), "there is no such folder", remedy)
+    if folder.name.startswith("step-"):
+        return [folder]
+    found = sorted(entry for entry in folder.glob("step-*") if entry.is_dir())
+    if not found:
+        remedy = "Give a run's folder, such as runs/run"
+        raise ConfigError("PATH", str(path), "it holds no checkpoints", remedy)
+    return found

@@ -1,0 +1,32 @@
+"""``shoal train``."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from shoal.cli.options import ConfigFile, Overrides
+from shoal.cli.upward import resolve
+from shoal.config import load_config
+
+
+def train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|never|PATH",
+            help="Go on from the newest checkpoint, refuse a used folder, or start from PATH.",
+        ),
+    ] = None,
+) -> None:
+    """Train under Ray Train; starts a local Ray where no cluster is given."""
+    laid_over = list(overrides or ())
+    if resume is not None:
+        # In quotes, so that a folder whose name looks like a number stays text.
+        laid_over.append(f"checkpoint.resume={json.dumps(resume, ensure_ascii=False)}")
+    settings = load_config(config, laid_over)
+    raise typer.Exit(resolve("shoal_actors.train:run")(settings))

@@ -1,0 +1,106 @@
+"""How many bytes of activations one rank keeps, from the shape of the model alone.
+
+What autograd keeps for backward, per token, with e the bytes of a compute element, H the hidden
+size, Q and K the widths of all query and of all key heads, I the width of the MLP, k experts of
+width W a token::
+
+    norm of width n      8n + 4 on a CPU (input and normalized input in fp32, the scale),
+                         en + 4 on CUDA (its fused kernel keeps the input)
+    attention            eH + e(2Q + 2K) + 4 heads, and the norms of queries and keys
+    dense MLP            eH + 4eI
+    mixture of experts   4H + 4E + 36k + 2ekH + 4ekW; a shared expert of width S: 2eH + 4eS + e,
+                         where in fp32 its input is the router's and counts once
+    layer                two norms of width H, attention, MLP
+
+The masks of sliding windows and of packed documents, and what depends on the vocabulary, come on
+top; the latter is ``head_bytes``. While a layer is in backward, the gradients of its activations,
+or what is computed again, take about as much as the layer keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.models import DecoderConfig, ExpertsConfig
+from shoal.models.families import QueryKeyNorm
+from shoal.ops.cross_entropy import CHUNK_BYTES
+
+FP32_BYTES = 4
+INDEX_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """What the formulas depend on besides the model."""
+
+    element_bytes: int
+    """Bytes of one element in the compute format."""
+
+    fused_norm: bool
+    """Whether the norm's kernel keeps its input alone (CUDA)."""
+
+    def norm(self, width: int, rows: int = 1) -> int:
+        """Bytes that the norm of ``rows`` vectors of together ``width`` elements keeps."""
+        kept = self.element_bytes if self.fused_norm else 2 * FP32_BYTES
+        return kept * width + FP32_BYTES * rows
+
+
+def activation_bytes(
+    config: DecoderConfig, kernels: Kernels, num_tokens: int, *, recompute: bool
+) -> int:
+    """Bytes of activations at the peak of one microbatch of ``num_tokens`` tokens."""
+    layers = [layer_bytes(config, layer, kernels, num_tokens) for layer in range(config.num_layers)]
+    kept = sum(layers)
+    if recompute:
+        kept = config.num_layers * num_tokens * kernels.element_bytes * config.hidden_size
+    last_norm = num_tokens * kernels.norm(config.hidden_size)
+    return kept + last_norm + max(layers)
+
+
+def layer_bytes(config: DecoderConfig, layer: int, kernels: Kernels, num_tokens: int) -> int:
+    """Bytes that one layer keeps for backward."""
+    hidden = config.hidden_size
+    per_token = 2 * kernels.norm(hidden) + _attention(config, kernels)
+    if not config.sparse_layers[layer]:
+        e = kernels.element_bytes
+        return num_tokens * (per_token + e * hidden + 4 * e * config.intermediate_size)
+    assert config.experts is not None
+    per_token += _experts(config.experts, hidden, kernels)
+    return num_tokens * per_token
+
+
+def head_bytes(config: DecoderConfig, element_bytes: int, num_tokens: int) -> int:
+    """Bytes of the head and its loss: a chunk of logits, and the gradients computed ahead.
+
+    A chunk exists in the compute format and in fp32 at a time.
+    """
+    vocabulary, hidden = config.vocab_size, config.hidden_size
+    rows = min(num_tokens, max(CHUNK_BYTES // (FP32_BYTES * vocabulary), 1))
+    logits = rows * vocabulary * (element_bytes + FP32_BYTES)
+    input_gradient = element_bytes * num_tokens * hidden
+    weight_gradient = FP32_BYTES * vocabulary * hidden
+    return logits + input_gradient + weight_gradient
+
+
+def _attention(config: DecoderConfig, kernels: Kernels) -> int:
+    e, heads, keys = kernels.element_bytes, config.num_heads, config.num_key_value_heads
+    q_width, k_width = heads * config.head_dim, keys * config.head_dim
+    kept = e * config.hidden_size + e * (2 * q_width + 2 * k_width) + FP32_BYTES * heads
+    match config.query_key_norm:
+        case QueryKeyNorm.HEAD:
+            kept += kernels.norm(q_width, heads) + kernels.norm(k_width, keys)
+        case QueryKeyNorm.FULL:
+            kept += kernels.norm(q_width) + kernels.norm(k_width)
+        case QueryKeyNorm.NONE:
+            pass
+    return kept
+
+
+def _experts(experts: ExpertsConfig, hidden: int, kernels: Kernels) -> int:
+    e, k = kernels.element_bytes, experts.experts_per_token
+    kept = FP32_BYTES * (hidden + experts.num_experts + k) + 4 * k * INDEX_BYTES
+    kept += 2 * e * k * hidden + 4 * e * k * experts.intermediate_size
+    if experts.shared_intermediate_size is not None:
+        inputs = 1 if e == FP32_BYTES else 2
+        kept += inputs * e * hidden + 4 * e * experts.shared_intermediate_size + e
+    return kept

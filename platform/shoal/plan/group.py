@@ -1,0 +1,190 @@
+"""The flat buffers of one unit, as the adapter lays them out, without allocating any."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from shoal.fsdp import GlobalLayout, Partial, Placement, Placements, Replicate, Shard
+
+Layers = Literal["dense", "expert"]
+Deed = Literal["all_gather", "reduce_scatter", "all_reduce"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formats:
+    """Formats of a group's buffers."""
+
+    main_weights: torch.dtype
+    compute: torch.dtype
+    gradients: torch.dtype
+    reduce: torch.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One collective on the way of a buffer from one placement to another."""
+
+    deed: Deed
+    axis: int
+    """0 is the outer axis, 1 the inner one."""
+
+    payload_bytes: int
+    """Bytes of the larger side: what is gathered, or what is reduced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The parameters of one unit; all of the decoder's have one dtype and want gradients."""
+
+    unit: str
+    """Name of the unit's module; empty for the root."""
+
+    layers: Layers
+    """Which placements and which mesh it is sharded by."""
+
+    layout: GlobalLayout
+    placements: Placements
+    sizes: tuple[int, int]
+    """Ranks on the outer and on the inner axis."""
+
+    formats: Formats
+
+    def run(self, placements: Sequence[Placement]) -> int:
+        """Elements that one rank holds under ``placements``; every rank holds as many."""
+        sharded = zip(placements, self.sizes, strict=True)
+        return self.layout.size // math.prod(s for kind, s in sharded if isinstance(kind, Shard))
+
+    def is_around(self, other: Group) -> bool:
+        """Whether the unit is ``other`` or holds it, and so is in use while ``other`` is."""
+        return not self.unit or f"{other.unit}.".startswith(f"{self.unit}.")
+
+    @property
+    def main_weight_bytes(self) -> int:
+        """Bytes of the weights that the optimizer updates."""
+        return self.run(self.placements.optimizer) * self.formats.main_weights.itemsize
+
+    @property
+    def is_aliased(self) -> bool:
+        """Whether compute uses the main weights themselves."""
+        same_place = self.run(self.placements.parameter) == self.run(self.placements.optimizer)
+        return same_place and self.formats.main_weights is self.formats.compute
+
+    @property
+    def compute_weight_bytes(self) -> int:
+        """Bytes of the weights for compute between their uses."""
+        resting = self.run(self.placements.parameter) * self.formats.compute.itemsize
+        return 0 if self.is_aliased else resting
+
+    @property
+    def whole_weight_bytes(self) -> int:
+        """Bytes of the gathered weights, which live only while in use; 0 where they rest whole."""
+        rest_whole = self.run(self.placements.parameter) == self.layout.size
+        return 0 if rest_whole else self.layout.size * self.formats.compute.itemsize
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients that the optimizer sees."""
+        return self.run(self.placements.optimizer) * self.formats.gradients.itemsize
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of the contribution that backward makes."""
+        return self.layout.size * self.formats.compute.itemsize
+
+    def accumulation_bytes(self, num_microbatches: int) -> int:
+        """Bytes of a buffer for sums over microbatches apart from the final gradients."""
+        if self._is_direct or (self._is_deferred and num_microbatches == 1):
+            return 0
+        between = self.run(self.placements.gradient)
+        apart = between != self.run(self.placements.optimizer)
+        return between * self.formats.gradients.itemsize if apart else 0
+
+    def held_numels(self, place: tuple[int, int]) -> Iterator[int]:
+        """Elements of each parameter whose rows the rank at ``place`` (outer, inner) holds."""
+        sharded = [isinstance(kind, Shard) for kind in self.placements.optimizer]
+        start, stop = self.layout.run(sharded, self.sizes, place)
+        for index in range(len(self.layout.shapes)):
+            rows = self.layout.rows(index, start, stop)
+            yield (rows.stop - rows.start) * self.layout.row_numel(index)
+
+    def refresh_moves(self) -> list[Move]:
+        """Collectives that bring stepped main weights to compute, once a step."""
+        if self.is_aliased:
+            return []
+        before, after = self.placements.optimizer, self.placements.parameter
+        return self._gathers(before, after)
+
+    def gather_moves(self) -> list[Move]:
+        """Collectives of each use of the weights, twice a microbatch."""
+        return self._gathers(self.placements.parameter, (Replicate(), Replicate()))
+
+    def microbatch_moves(self) -> list[Move]:
+        """Collectives of the gradients after each microbatch."""
+        contribution = (Partial("avg"), Partial("avg"))
+        if self._is_deferred:
+            return []
+        return self._reductions(contribution, self.placements.gradient, self.formats.compute)
+
+    def final_moves(self, num_microbatches: int) -> list[Move]:
+        """Further collectives of the gradients after the last microbatch."""
+        if self._is_direct:
+            return []
+        accumulated = not self._is_deferred or num_microbatches > 1
+        dtype = self.formats.gradients if accumulated else self.formats.compute
+        return self._reductions(self.placements.gradient, self.placements.optimizer, dtype)
+
+    @property
+    def _active(self) -> list[int]:
+        """Axes with more than one rank, outer to inner."""
+        return [axis for axis, size in enumerate(self.sizes) if size > 1]
+
+    @property
+    def _is_direct(self) -> bool:
+        """Whether each contribution goes straight to the final gradients."""
+        gradient, optimizer = self.placements.gradient, self.placements.optimizer
+        return all(gradient[axis] == optimizer[axis] for axis in self._active)
+
+    @property
+    def _is_deferred(self) -> bool:
+        """Whether nothing is reduced before the last microbatch."""
+        gradient = self.placements.gradient
+        return not self._is_direct and all(
+            isinstance(gradient[axis], Partial) for axis in self._active
+        )
+
+    def _gathers(self, before: Sequence[Placement], after: Sequence[Placement]) -> list[Move]:
+        """Outer axes first, so that the inner one ends in the whole run."""
+        moves = []
+        sharded = [isinstance(kind, Shard) for kind in before]
+        for axis in self._active:
+            if sharded[axis] and not isinstance(after[axis], Shard):
+                sharded[axis] = False
+                numel = self._numel(sharded)
+                payload = numel * self.formats.compute.itemsize
+                moves.append(Move(deed="all_gather", axis=axis, payload_bytes=payload))
+        return moves
+
+    def _reductions(
+        self, before: Sequence[Placement], after: Sequence[Placement], dtype: torch.dtype
+    ) -> list[Move]:
+        """Inner axes first, so that the outer ones carry the smaller part."""
+        moves = []
+        sharded = [isinstance(kind, Shard) for kind in before]
+        for axis in reversed(self._active):
+            if not isinstance(before[axis], Partial) or isinstance(after[axis], Partial):
+                continue
+            payload = self._numel(sharded) * dtype.itemsize
+            sharded[axis] = isinstance(after[axis], Shard)
+            deed: Deed = "reduce_scatter" if sharded[axis] else "all_reduce"
+            moves.append(Move(deed=deed, axis=axis, payload_bytes=payload))
+            dtype = self.formats.reduce  # what a first reduction hands to the second one
+        return moves
+
+    def _numel(self, sharded: Sequence[bool]) -> int:
+        pairs = zip(sharded, self.sizes, strict=True)
+        return self.layout.size // math.prod(size for split, size in pairs if split)

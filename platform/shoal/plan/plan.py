@@ -1,0 +1,80 @@
+"""What a run will look like, known before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shoal.config import AxisLevels
+from shoal.plan.batches import Batches
+from shoal.plan.memory import AT_REST, RankMemory
+from shoal.plan.precision import Precision
+from shoal.plan.traffic import Traffic
+from shoal.topology import Axis, Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Ranks, memory and traffic of one run; ``make_plan`` makes it."""
+
+    name: str
+    """Name of the run."""
+
+    model_type: str
+    num_parameters: int
+    has_experts: bool
+
+    device: str
+    """``cpu`` or ``cuda``."""
+
+    precision: Precision
+    topology: Topology
+    batches: Batches
+
+    levels: dict[str, AxisLevels]
+    """Levels of sharding of ``dense`` and ``expert`` layers."""
+
+    memory: tuple[RankMemory, ...]
+    """Bytes of every rank, by rank."""
+
+    traffic: tuple[Traffic, ...]
+    """Collectives of one step, the same on every rank."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        precision = {name: str(value) for name, value in asdict(self.precision).items()}
+        return {
+            "name": self.name,
+            "model": {"model_type": self.model_type, "parameters": self.num_parameters},
+            "device": self.device,
+            "precision": precision,
+            "mesh": {
+                "world_size": self.topology.world_size,
+                "domains": self.topology.num_domains,
+                **{axis.value: self.topology.size(axis) for axis in Axis},
+            },
+            "sharding": {
+                kind: levels.model_dump(mode="json") for kind, levels in self.levels.items()
+            },
+            "batches": {**asdict(self.batches), "tokens": self.batches.tokens},
+            "ranks": [
+                {
+                    "rank": memory.rank,
+                    **asdict(self.topology.coordinates(memory.rank)),
+                    "at_rest_bytes": memory.at_rest,
+                    "peak_bytes": memory.peak,
+                    "bytes": {kind.value: size for kind, size in memory.num_bytes.items()},
+                }
+                for memory in self.memory
+            ],
+            "at_rest_kinds": [kind.value for kind in AT_REST],
+            "collectives": [
+                {
+                    **asdict(traffic.stream),
+                    "count": traffic.count,
+                    "payload_bytes": traffic.payload_bytes,
+                    "sent_bytes": traffic.sent_bytes,
+                }
+                for traffic in self.traffic
+            ],
+        }

@@ -1,0 +1,198 @@
+"""What a run is refused for before any work starts, one rule a function.
+
+A rule looks at the configuration, the machine and the model, and yields what is wrong. All rules
+are asked, so that the user hears everything at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from shoal.config import AxisLevels, Config
+from shoal.data import check_vocabulary, load_tokenizer, tokenizer_name
+from shoal.errors import ConfigError, ConfigErrors
+from shoal.fsdp import placements_for
+from shoal.models import DecoderConfig, HFWeights
+from shoal.plan.batches import Batches
+from shoal.plan.machine import Machine
+from shoal.plan.model import read_decoder_config
+from shoal.plan.precision import resolve_device, resolve_precision
+from shoal.topology import Topology
+
+T = TypeVar("T")
+
+RESUME_WORDS = ("auto", "never")
+"""Values of ``checkpoint.resume`` that are no path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the rules look at."""
+
+    config: Config
+    machine: Machine
+
+    decoder: DecoderConfig | None
+    """The model; ``None`` where it cannot be read, which is a refusal of its own."""
+
+    topology: Topology | None
+    """The ranks; ``None`` where the degrees do not fit together, a refusal of its own."""
+
+
+def check(config: Config, machine: Machine) -> tuple[DecoderConfig, Topology]:
+    """The model and the ranks of a run that nothing speaks against.
+
+    Raises:
+        ConfigError: with every refusal.
+    """
+    found: list[ConfigError] = []
+    decoder = _kept(lambda: read_decoder_config(config.model), found)
+    topology = _kept(lambda: topology_of(config), found)
+    facts = Facts(config=config, machine=machine, decoder=decoder, topology=topology)
+    for rule in RULES:
+        found.extend(rule(facts))
+    ConfigErrors.raise_any(found)
+    assert decoder is not None and topology is not None
+    return decoder, topology
+
+
+def topology_of(config: Config) -> Topology:
+    """The ranks that ``cluster`` and ``parallel`` describe; raises ``ConfigError``."""
+    return Topology(
+        world_size=config.cluster.workers,
+        nvlink_domain=config.cluster.nvlink_domain,
+        pipeline=config.parallel.pipeline,
+        context=config.parallel.context,
+        expert=config.parallel.expert,
+    )
+
+
+def _tensor(facts: Facts) -> Iterator[ConfigError]:
+    for name in ("tensor", "expert_tensor"):
+        degree = getattr(facts.config.parallel, name)
+        if degree != 1:
+            problem = (
+                "training shards whole rows of parameters over the ranks instead of splitting "
+                "matrix products, which would leave each GPU small products and an exchange "
+                "inside every layer"
+            )
+            remedy = "Set it to 1; sharding.*.inner = parameters saves the same memory"
+            yield ConfigError(f"parallel.{name}", degree, problem, remedy)
+
+
+def _later_degrees(facts: Facts) -> Iterator[ConfigError]:
+    for name in ("pipeline", "context", "expert"):
+        degree = getattr(facts.config.parallel, name)
+        if degree != 1:
+            problem = f"{name} parallelism is not available in this version"
+            yield ConfigError(f"parallel.{name}", degree, problem, "Set it to 1")
+
+
+def _levels(facts: Facts) -> Iterator[ConfigError]:
+    sharding = facts.config.sharding
+    kinds: dict[str, AxisLevels] = {"dense": sharding.dense, "expert": sharding.expert}
+    for kind, levels in kinds.items():
+        try:
+            placements_for(levels.outer, levels.inner)
+        except ConfigError as error:
+            field = f"sharding.{kind}.outer"
+            yield ConfigError(field, levels.outer.value, error.problem, error.remedy)
+
+
+def _batch(facts: Facts) -> Iterator[ConfigError]:
+    if facts.topology is not None:
+        try:
+            Batches.of(facts.config, facts.topology)
+        except ConfigError as error:
+            yield error
+
+
+def _context(facts: Facts) -> Iterator[ConfigError]:
+    decoder, length = facts.decoder, facts.config.data.seq_len
+    if decoder is not None and length > decoder.max_position_embeddings:
+        longest = decoder.max_position_embeddings
+        problem = f"the model knows positions up to {longest} (max_position_embeddings)"
+        yield ConfigError("data.seq_len", length, problem, f"Use at most {longest}")
+
+
+def _tokenizer(facts: Facts) -> Iterator[ConfigError]:
+    name = tokenizer_name(facts.config.data.tokenizer, facts.config.model.path)
+    try:
+        tokenizer = load_tokenizer(name)
+        if facts.decoder is not None:
+            check_vocabulary(tokenizer, facts.decoder.vocab_size)
+    except ConfigError as error:
+        yield error
+
+
+def _weights(facts: Facts) -> Iterator[ConfigError]:
+    folder = facts.config.model.path
+    if folder is not None and facts.decoder is not None:
+        try:
+            HFWeights(Path(folder), facts.decoder)  # reads no more than names and shapes
+        except ConfigError as error:
+            yield error
+
+
+def _device(facts: Facts) -> Iterator[ConfigError]:
+    try:
+        device = resolve_device(facts.config, facts.machine)
+    except ConfigError as error:
+        yield error
+        return
+    if facts.config.train.cuda_graph:
+        problem = "whole-iteration CUDA graphs are not available in this version"
+        if device == "cpu":
+            problem = "there are no CUDA graphs on a CPU"
+        yield ConfigError("train.cuda_graph", True, problem, "Set it to false")
+
+
+def _precision(facts: Facts) -> Iterator[ConfigError]:
+    try:
+        resolve_precision(facts.config, facts.machine)
+    except ConfigError as error:
+        if error.field.startswith("precision."):  # a wrong device is another rule's
+            yield error
+
+
+def _optimizer(facts: Facts) -> Iterator[ConfigError]:
+    if facts.config.optimizer.kind == "muon":
+        problem = "Muon is not available in this version"
+        yield ConfigError("optimizer.kind", "muon", problem, "Use adamw or sgd")
+
+
+def _resume(facts: Facts) -> Iterator[ConfigError]:
+    resume = facts.config.checkpoint.resume
+    if resume not in RESUME_WORDS and not Path(resume).is_dir():
+        problem = "is neither auto nor never, and there is no such folder"
+        remedy = "Give the folder of a step, such as runs/run/checkpoints/step-00000010"
+        yield ConfigError("checkpoint.resume", resume, problem, remedy)
+
+
+RULES: tuple[Callable[[Facts], Iterator[ConfigError]], ...] = (
+    _tensor,
+    _later_degrees,
+    _levels,
+    _batch,
+    _context,
+    _tokenizer,
+    _weights,
+    _device,
+    _precision,
+    _optimizer,
+    _resume,
+)
+"""Every rule besides those of the model's config and of the topology."""
+
+
+def _kept(make: Callable[[], T], found: list[ConfigError]) -> T | None:
+    try:
+        return make()
+    except ConfigErrors as error:
+        found.extend(error.problems)
+    except ConfigError as error:
+        found.append(error)
+    return None

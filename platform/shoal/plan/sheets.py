@@ -1,0 +1,154 @@
+"""A plan as a few sheets of text: what tables and plain text are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shoal.plan.memory import AT_REST, IN_A_STEP
+from shoal.plan.plan import Plan
+from shoal.topology import Axis
+
+MOST_ROWS = 64
+"""Ranks that are listed; the rest follows by its number."""
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """A titled table."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    numeric: frozenset[int]
+    """Columns that hold numbers and stand at the right."""
+
+    note: str = ""
+    """A line below."""
+
+
+def sheets(plan: Plan) -> Iterator[Sheet]:
+    """Every sheet, in the order in which they are read."""
+    yield _run(plan)
+    yield _mesh(plan)
+    yield _ranks(plan)
+    yield _memory(plan)
+    yield _traffic(plan)
+
+
+def bytes_text(num_bytes: int) -> str:
+    """``num_bytes`` with three significant digits, such as ``1.53 GiB``."""
+    size, unit = float(num_bytes), 0
+    while size >= 999.5 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    if unit == 0:
+        return f"{num_bytes} B"
+    digits = 2 if size < 9.995 else 1 if size < 99.95 else 0
+    return f"{size:.{digits}f} {_UNITS[unit]}"
+
+
+def _run(plan: Plan) -> Sheet:
+    batches, precision = plan.batches, plan.precision
+    rows = (
+        ("model", f"{plan.model_type}, {plan.num_parameters:,} parameters"),
+        ("workers", f"{plan.topology.world_size} on {plan.device}"),
+        ("compute", f"{_dtype(precision.compute)} ({precision.reason})"),
+        ("main weights", _dtype(precision.main_weights)),
+        ("gradients", f"{_dtype(precision.main_gradients)}, summed in {_dtype(precision.reduce)}"),
+        (
+            "step",
+            f"{batches.global_batch} sequences of {batches.seq_len} tokens, "
+            f"{batches.num_microbatches} microbatches of {batches.micro_batch} a rank",
+        ),
+    )
+    return Sheet(title=f"Run {plan.name}", header=("", ""), rows=rows, numeric=frozenset())
+
+
+def _mesh(plan: Plan) -> Sheet:
+    topology = plan.topology
+    rows = [("domains of fast links", str(topology.num_domains), f"{topology.domain} ranks each")]
+    words = {
+        Axis.OUTER: plan.levels["dense"].outer.value,
+        Axis.INNER: plan.levels["dense"].inner.value,
+        Axis.EXPERT_OUTER: plan.levels["expert"].outer.value,
+        Axis.EXPERT_INNER: plan.levels["expert"].inner.value,
+    }
+    for axis in _axes(plan):
+        name = axis.value.replace("_", " ")
+        rows.append((name, str(topology.size(axis)), words.get(axis, "")))
+    return Sheet(
+        title="Mesh",
+        header=("axis", "size", "sharded here"),
+        rows=tuple(rows),
+        numeric=frozenset({1}),
+    )
+
+
+def _axes(plan: Plan) -> list[Axis]:
+    """The axes that mean something for the model."""
+    return [axis for axis in Axis if plan.has_experts or not axis.value.startswith("expert")]
+
+
+def _ranks(plan: Plan) -> Sheet:
+    axes = [axis for axis in _axes(plan) if plan.topology.size(axis) > 1]
+    rows = []
+    for memory in plan.memory[:MOST_ROWS]:
+        at = plan.topology.coordinates(memory.rank)
+        places = [str(at.along(axis)) for axis in axes]
+        sizes = [bytes_text(memory.at_rest), bytes_text(memory.peak)]
+        rows.append((str(memory.rank), str(at.domain), *places, *sizes))
+    left = len(plan.memory) - len(rows)
+    header = ("rank", "domain", *(axis.value.replace("_", " ") for axis in axes))
+    return Sheet(
+        title="Ranks",
+        header=(*header, "at rest", "at peak"),
+        rows=tuple(rows),
+        numeric=frozenset(range(len(header) + 2)),
+        note=f"{left} more ranks; --json lists them all" if left else "",
+    )
+
+
+def _memory(plan: Plan) -> Sheet:
+    fullest = max(plan.memory, key=lambda memory: memory.peak)
+    rows = []
+    for kind in (*AT_REST, *IN_A_STEP):
+        when = "at rest" if kind in AT_REST else "in a step"
+        rows.append((kind.value.replace("_", " "), when, bytes_text(fullest.num_bytes[kind])))
+    rows.append(("sum at rest", "", bytes_text(fullest.at_rest)))
+    rows.append(("sum at peak", "", bytes_text(fullest.peak)))
+    return Sheet(
+        title=f"Memory of rank {fullest.rank}, the fullest",
+        header=("kind", "when", "bytes"),
+        rows=tuple(rows),
+        numeric=frozenset({2}),
+        note="What libraries and allocators keep for themselves comes on top.",
+    )
+
+
+def _traffic(plan: Plan) -> Sheet:
+    rows = tuple(
+        (
+            traffic.stream.deed.replace("_", "-"),
+            f"{traffic.stream.layers} {traffic.stream.what}",
+            traffic.stream.axis,
+            str(traffic.stream.group_size),
+            str(traffic.count),
+            bytes_text(traffic.payload_bytes),
+            bytes_text(traffic.sent_bytes),
+        )
+        for traffic in plan.traffic
+    )
+    return Sheet(
+        title="Collectives of a step, for each rank",
+        header=("collective", "of", "axis", "ranks", "count", "payload", "sent"),
+        rows=rows,
+        numeric=frozenset({3, 4, 5, 6}),
+        note="" if rows else "none: no axis has more than one rank",
+    )
+
+
+def _dtype(dtype: object) -> str:
+    return {"torch.float32": "fp32", "torch.bfloat16": "bf16"}[str(dtype)]

@@ -1,0 +1,35 @@
+"""Runs the real command in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def shoal(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """What ``python -m shoal`` printed and how it ended."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "shoal", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def write_config(folder: Path, **extra: str) -> Path:
+    """A small valid configuration, with more top-level keys as YAML text."""
+    path = folder / "run.yaml"
+    lines = [
+        "model: {config: {model_type: llama, vocab_size: 257, hidden_size: 32,",
+        "  intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2,",
+        "  max_position_embeddings: 64}}",
+        "data: {sources: [{path: corpus}], seq_len: 16}",
+        "train: {steps: 4}",
+        "precision: {compute: fp32}",
+        *(f"{key}: {value}" for key, value in extra.items()),
+    ]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path

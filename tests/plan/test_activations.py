@@ -1,0 +1,99 @@
+"""The formulas of activations against what autograd really keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.models import Decoder, DecoderConfig
+from shoal.ops.cross_entropy import CHUNK_BYTES
+from shoal.plan.activations import Kernels, activation_bytes, head_bytes, layer_bytes
+from tests.plan.configs import DENSE, EXPERTS
+
+B, S = 2, 48
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": DENSE,
+    "grouped queries": {
+        **DENSE,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 22,
+    },
+    "olmoe": {
+        "model_type": "olmoe",
+        "vocab_size": 257,
+        "hidden_size": 64,
+        "intermediate_size": 40,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    },
+    "qwen3_moe": EXPERTS,
+    "qwen2_moe": {
+        **{key: value for key, value in EXPERTS.items() if key != "mlp_only_layers"},
+        "model_type": "qwen2_moe",
+        "shared_expert_intermediate_size": 28,
+        "num_hidden_layers": 2,
+    },
+}
+
+
+def _kept_bytes(hf: dict[str, Any], dtype: torch.dtype, recompute: bool) -> int:
+    """Bytes of the storages that autograd holds after the trunk's forward, weights excluded."""
+    decoder = Decoder(DecoderConfig.from_hf(hf), dtype, recompute="layer" if recompute else "none")
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        decoder._hidden(torch.randint(0, 257, (B, S)), None, None)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_formula_is_what_autograd_keeps(name: str, dtype: torch.dtype) -> None:
+    config = DecoderConfig.from_hf(MODELS[name])
+    kernels = Kernels(element_bytes=dtype.itemsize, fused_norm=False)
+    expected = sum(layer_bytes(config, layer, kernels, B * S) for layer in range(config.num_layers))
+    expected += B * S * kernels.norm(config.hidden_size)
+    assert _kept_bytes(MODELS[name], dtype, recompute=False) == pytest.approx(expected, rel=0.03)
+
+
+def test_recomputed_layers_keep_their_inputs() -> None:
+    config = DecoderConfig.from_hf({**DENSE, "num_hidden_layers": 8})
+    kernels = Kernels(element_bytes=4, fused_norm=False)
+    largest = layer_bytes(config, 0, kernels, B * S)
+    expected = activation_bytes(config, kernels, B * S, recompute=True) - largest
+    kept = _kept_bytes({**DENSE, "num_hidden_layers": 8}, torch.float32, recompute=True)
+    assert kept == pytest.approx(expected, rel=0.03)
+    assert kept < activation_bytes(config, kernels, B * S, recompute=False) / 4
+
+
+def test_fused_norms_keep_less() -> None:
+    config = DecoderConfig.from_hf(DENSE)
+    plain = Kernels(element_bytes=2, fused_norm=False)
+    fused = Kernels(element_bytes=2, fused_norm=True)
+    saved = layer_bytes(config, 0, plain, 10) - layer_bytes(config, 0, fused, 10)
+    assert saved == 10 * 2 * 6 * config.hidden_size
+
+
+def test_the_head_takes_a_chunk_of_logits_at_a_time() -> None:
+    config = DecoderConfig.from_hf({**DENSE, "vocab_size": 2**20})
+    rows = CHUNK_BYTES // (4 * 2**20)
+    ahead = 2 * 100 * 66 + 4 * 2**20 * 66
+    assert rows < 100
+    assert head_bytes(config, 2, 100) == rows * 2**20 * (2 + 4) + ahead
+    assert head_bytes(config, 2, 3) == 3 * 2**20 * (2 + 4) + 2 * 3 * 66 + 4 * 2**20 * 66

@@ -1,0 +1,220 @@
+"""Every rule that refuses a run, one row each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.config import Config
+from shoal.errors import ConfigError, ConfigErrors
+from shoal.models import DecoderConfig, parameter_shapes, write_hf_folder
+from shoal.plan.machine import Machine
+from shoal.plan.refusals import check
+from tests.plan.configs import DENSE, config
+
+BARE = Machine(has_cuda=False, cpu_has_bf16=False)
+GPUS = Machine(has_cuda=True, cpu_has_bf16=True)
+
+
+def _refusal(settings: Config, machine: Machine = BARE) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        check(settings, machine)
+    assert not isinstance(caught.value, ConfigErrors), f"more than one refusal:\n{caught.value}"
+    return caught.value
+
+
+ROWS: list[tuple[dict[str, Any], str, object, str, str]] = [
+    # sections, field, value, a word of the problem, a word of the remedy
+    ({"parallel": {"tensor": 2}}, "parallel.tensor", 2, "shards whole rows", "Set it to 1"),
+    (
+        {"parallel": {"expert_tensor": 4}},
+        "parallel.expert_tensor",
+        4,
+        "small products",
+        "sharding.*.inner = parameters",
+    ),
+    (
+        {"cluster": {"workers": 2}, "parallel": {"pipeline": 2}},
+        "parallel.pipeline",
+        2,
+        "pipeline parallelism is not available in this version",
+        "Set it to 1",
+    ),
+    (
+        {"cluster": {"workers": 2}, "parallel": {"context": 2}},
+        "parallel.context",
+        2,
+        "not available",
+        "Set it to 1",
+    ),
+    (
+        {"cluster": {"workers": 2}, "parallel": {"expert": 2}},
+        "parallel.expert",
+        2,
+        "not available",
+        "Set it to 1",
+    ),
+    (
+        {"cluster": {"workers": 6, "nvlink_domain": 4}},
+        "cluster.nvlink_domain",
+        4,
+        "6 workers do not fill domains of 4",
+        "divisor of 6",
+    ),
+    (
+        {"sharding": {"dense": {"outer": "parameters", "inner": "gradients"}}},
+        "sharding.dense.outer",
+        "parameters",
+        "the outer axis cannot shard more",
+        "lower outer",
+    ),
+    (
+        {"sharding": {"expert": {"outer": "optimizer", "inner": "replicate"}}},
+        "sharding.expert.outer",
+        "optimizer",
+        "the outer axis cannot shard more",
+        "Raise inner",
+    ),
+    (
+        {"cluster": {"workers": 2}, "train": {"global_batch": 9, "micro_batch": 2, "steps": 1}},
+        "train.global_batch",
+        9,
+        "microbatches of 2 on 2 data-parallel ranks",
+        "8 or 12",
+    ),
+    (
+        {"cluster": {"workers": 2}, "train": {"global_batch": 1, "steps": 1}},
+        "train.global_batch",
+        1,
+        "does not divide",
+        "such as 2",
+    ),
+    ({"data": {"seq_len": 65}}, "data.seq_len", 65, "positions up to 64", "at most 64"),
+    ({"cluster": {"device": "cuda"}}, "cluster.device", "cuda", "no CUDA device", "Use cpu"),
+    ({"train": {"cuda_graph": True, "steps": 1}}, "train.cuda_graph", True, "on a CPU", "false"),
+    ({"precision": {"compute": "mxfp8"}}, "precision.compute", "mxfp8", "MXFP8 units", "bf16"),
+    (
+        {"precision": {"parameter_gather": "mxfp8"}},
+        "precision.parameter_gather",
+        "mxfp8",
+        "MXFP8 units",
+        "leave the key out",
+    ),
+    (
+        {"precision": {"compute": "fp32", "parameter_gather": "bf16"}},
+        "precision.parameter_gather",
+        "bf16",
+        "which is fp32",
+        "Leave it out",
+    ),
+    ({"optimizer": {"kind": "muon"}}, "optimizer.kind", "muon", "not available", "adamw or sgd"),
+    (
+        {"checkpoint": {"resume": "runs/none/step-00000001"}},
+        "checkpoint.resume",
+        "runs/none/step-00000001",
+        "no such folder",
+        "Give the folder of a step",
+    ),
+    (
+        {"model": {"config": {**DENSE, "vocab_size": 256}}},
+        "data.tokenizer",
+        "bytes",
+        "257 tokens",
+        "model's own tokenizer",
+    ),
+    (
+        {"data": {"tokenizer": "no/such/tokenizer"}},
+        "data.tokenizer",
+        "no/such/tokenizer",
+        "no such folder",
+        "Give 'bytes'",
+    ),
+    (
+        {"model": {"config": {**DENSE, "model_type": "gpt2"}}},
+        "model.config.model_type",
+        "gpt2",
+        "not supported",
+        "Take one of",
+    ),
+    (
+        {"model": {"config": None, "path": "no/such/folder"}},
+        "model.path",
+        "no/such/folder",
+        "no such folder",
+        "shoal import",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("sections", "field", "value", "problem", "remedy"),
+    ROWS,
+    ids=[f"{row[1]}={row[2]}" for row in ROWS],
+)
+def test_a_rule_refuses(
+    sections: dict[str, Any], field: str, value: object, problem: str, remedy: str
+) -> None:
+    refusal = _refusal(config(**sections))
+    assert (refusal.field, refusal.value) == (field, value)
+    assert problem in refusal.problem
+    assert remedy in refusal.remedy
+
+
+def test_a_graph_is_refused_on_cuda_too() -> None:
+    settings = config(cluster={"device": "cuda"}, train={"cuda_graph": True})
+    assert "not available in this version" in _refusal(settings, GPUS).problem
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [(None, "no config.json"), ("{", "not valid JSON"), ("[]", "not a JSON object")],
+)
+def test_model_folders_without_a_config(tmp_path: Path, text: str | None, problem: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    refusal = _refusal(config(model={"config": None, "path": str(tmp_path)}))
+    assert refusal.field == "model.path"
+    assert problem in refusal.problem
+
+
+def _write_model(folder: Path) -> None:
+    decoder = DecoderConfig.from_hf(DENSE)
+    tensors = {name: torch.zeros(shape) for name, shape in parameter_shapes(decoder).items()}
+    write_hf_folder(folder, decoder, tensors.items())
+
+
+def test_folders_whose_weights_do_not_fit_their_config(tmp_path: Path) -> None:
+    _write_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    refusal = _refusal(config(model={"config": None, "path": str(tmp_path)}))
+    assert refusal.field == "model.path"
+
+
+def test_overrides_are_part_of_the_model(tmp_path: Path) -> None:
+    _write_model(tmp_path)
+    settings = config(model={"config": None, "path": str(tmp_path)}, data={"seq_len": 128})
+    assert _refusal(settings).field == "data.seq_len"
+    longer = {"config": None, "path": str(tmp_path), "overrides": {"max_position_embeddings": 128}}
+    decoder, _ = check(config(model=longer, data={"seq_len": 128}), BARE)
+    assert decoder.max_position_embeddings == 128
+
+
+def test_everything_is_said_at_once() -> None:
+    settings = config(
+        parallel={"tensor": 2, "pipeline": 3},
+        optimizer={"kind": "muon"},
+        data={"seq_len": 100},
+    )
+    with pytest.raises(ConfigErrors) as caught:
+        check(settings, BARE)
+    fields = [problem.field for problem in caught.value.problems]
+    assert fields == [
+        "cluster.workers",
+        "parallel.tensor",
+        "parallel.pipeline",
+        "data.seq_len",
+        "optimizer.kind",
+    ]
