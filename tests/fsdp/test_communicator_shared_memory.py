@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shoal.errors import WorkError
+from shoal.errors import PeerLost, WorkError
 from shoal.fsdp.communicator import Communicator
 from shoal.fsdp.shared_memory import SharedMemoryCommunicator
 from shoal.fsdp.transport import Transport, communicator_for
@@ -249,7 +249,7 @@ def _rank_with_a_lost_peer(connection: Connection, rank: int, store: str, way: s
     try:
         while True:
             _gather(communicator, buffer, 2.0)
-    except WorkError as error:
+    except PeerLost as error:
         connection.send((str(error), time.monotonic() - start))
 
 

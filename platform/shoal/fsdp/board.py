@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from enum import IntEnum
 
-from shoal.errors import WorkError
+from shoal.errors import PeerLost, WorkError
 
 _ROW_WORDS = 128
 _FINGERPRINT_WORD = 16
@@ -99,10 +99,13 @@ class Board:
         """Raise unless deed number ``sequence``, published by every rank, is the same on all."""
         word = _FINGERPRINT_WORD + sequence % IN_FLIGHT
         if len({self._words[row + word] for row in self._rows}) > 1:
-            self._fail(f"the ranks disagree about what collective number {sequence} is")
+            self.leave()
+            raise WorkError(
+                f"The ranks of an axis disagree about what their collective number {sequence} is."
+            )
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Return once ``condition`` holds; raise ``WorkError`` if a peer is lost or too slow."""
+        """Return once ``condition`` holds; raise ``PeerLost`` if a peer is lost or too slow."""
         deadline = time.monotonic() + self._timeout_s
         check_at = time.monotonic() + _CHECK_EVERY_S
         pause_s = _PAUSE_S
@@ -122,7 +125,8 @@ class Board:
             if problem is None and now > deadline:
                 problem = f"a rank of this axis did not answer within {self._timeout_s:g} s"
             if problem is not None and not condition():  # it may have answered before it left
-                self._fail(problem)
+                self.leave()
+                raise PeerLost(f"A collective in shared memory failed: {problem}.")
 
     def _problem(self) -> str | None:
         for rank, row in enumerate(self._rows):
@@ -134,10 +138,6 @@ class Board:
             poll.register(descriptor, select.POLLIN)
         ended = [ranks[descriptor] for descriptor, _ in poll.poll(0)]
         return f"the process of rank {ended[0]} of this axis ended" if ended else None
-
-    def _fail(self, problem: str) -> None:
-        self.leave()
-        raise WorkError(f"A collective in shared memory failed: {problem}.")
 
     def leave(self) -> None:
         """Tell the peers that this rank takes part no more."""

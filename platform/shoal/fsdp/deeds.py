@@ -68,7 +68,7 @@ class DeedQueue:
                     moved = True
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Take steps until the condition holds; raises ``WorkError`` if a peer is lost."""
+        """Take steps until the condition holds; raises ``PeerLost`` if a peer is lost."""
 
         def holds() -> bool:
             self.progress()

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from shoal.errors import WorkError
+from shoal.errors import PeerLost
 from shoal.fsdp.board import Board
 from shoal.fsdp.memory_file import MemoryFile, MemoryFileAddress
 
@@ -71,7 +71,7 @@ class _Introduction:
 def join_host_memory(group: ProcessGroup) -> HostMemory:
     """Memory shared by all ranks of ``group``; called by all of them at once.
 
-    Raises ``NotShared``, on every rank, if one of them cannot take part, and ``WorkError`` if one
+    Raises ``NotShared``, on every rank, if one of them cannot take part, and ``PeerLost`` if one
     is lost meanwhile.
     """
     rank, size = group.rank(), group.size()
@@ -135,7 +135,7 @@ def _exchange(group: ProcessGroup, item: _Item) -> list[_Item]:
     try:
         dist.all_gather_object(items, item, group=group)
     except RuntimeError as error:
-        raise WorkError(f"The ranks of an axis could not find each other: {error}") from error
+        raise PeerLost(f"The ranks of an axis could not find each other: {error}") from error
     return items
 
 
