@@ -99,15 +99,11 @@ def sentence_piece(writer: Any, **changes: Any) -> None:
 
 @pytest.mark.parametrize("change", ["tied", "untied", "biases", "half"])
 def test_a_gguf_file_becomes_the_model_it_was(change: str, tmp_path: Path) -> None:
-    hf = (
-        HF
-        | {
-            "tied": {},
-            "untied": {"tie_word_embeddings": False},
-            "biases": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 3},
-            "half": {},
-        }[change]
-    )
+    changes: dict[str, dict[str, Any]] = {
+        "untied": {"tie_word_embeddings": False},
+        "biases": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 3},
+    }
+    hf = HF | changes.get(change, {})
     dtype = np.float16 if change == "half" else np.float32
     model = write_gguf(tmp_path / "model.gguf", hf, dtype=dtype)
     if change == "half":

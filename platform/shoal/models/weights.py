@@ -12,7 +12,7 @@ from shoal.fsdp.unit import unit_of
 from shoal.models.decoder import Decoder
 from shoal.models.weight_source import WeightSource
 
-_CHUNK_BYTES = 64 * 2**20
+_CHUNK_BYTES = 16 * 2**20
 _NAMES_SHOWN = 3
 
 
