@@ -19,7 +19,7 @@ import numpy.typing as npt
 from shoal.data.indexed_tokens import mask_prefix
 
 
-def _megatron() -> ModuleType:
+def megatron_indexed_dataset() -> ModuleType:
     """Megatron's indexed datasets; imported late because it takes seconds, which readers save."""
     with warnings.catch_warnings():
         # Megatron's package imports all of its training code, which announces what it lacks.
@@ -42,7 +42,7 @@ class IndexedWriter:
     """
 
     def __init__(self, prefix: Path, vocab_size: int) -> None:
-        self._megatron = _megatron()
+        self._megatron = megatron_indexed_dataset()
         self._prefix = prefix
         self._tokens = self._builder(prefix, self._megatron.DType.optimal_dtype(vocab_size))
         self._mask: Any = None

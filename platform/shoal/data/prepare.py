@@ -17,6 +17,9 @@ from shoal.data.tokenize import ShardRunner, run_locally
 from shoal.data.tokenizer import Tokenizer, check_vocabulary
 from shoal.errors import ConfigError
 
+SHARD_BYTES = 8 * 2**20
+"""Seconds of work for one task, and little beside its memory."""
+
 
 def prepare(
     settings: DataSettings,
@@ -25,12 +28,14 @@ def prepare(
     *,
     vocab_size: int | None = None,
     run_shards: ShardRunner = run_locally,
+    shard_bytes: int = SHARD_BYTES,
 ) -> DatasetSpec:
     """Tokenize what ``cache`` does not hold yet and give what ranks need to open the data.
 
     ``vocab_size``: entries of the model's vocabulary, by default the tokenizer's. ``run_shards``
     calls the function that tokenizes one shard on all of them, for example as Ray tasks; every
-    process it uses must see the sources and ``cache`` at the same paths. ConfigError for a source
+    process it uses must see the sources and ``cache`` at the same paths. ``shard_bytes``: about how
+    much input one call takes, which changes nothing about what comes out. ConfigError for a source
     that is missing, empty, unreadable as its format, has nothing to learn or ids beyond the
     vocabulary; WorkError if the disk fails.
     """
@@ -42,7 +47,7 @@ def prepare(
         field = f"data.sources[{number}]"
         prefix = megatron_prefix(source)
         sources.append(
-            RawSource.plan(source, field, tokenizer)
+            RawSource.plan(source, field, tokenizer, shard_bytes)
             if prefix is None
             else MegatronSource.plan(source, field, prefix)
         )

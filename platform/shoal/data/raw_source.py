@@ -42,10 +42,12 @@ class RawSource:
     shards: tuple[Shard, ...]
 
     @classmethod
-    def plan(cls, settings: SourceSettings, field: str, tokenizer: Tokenizer) -> RawSource:
+    def plan(
+        cls, settings: SourceSettings, field: str, tokenizer: Tokenizer, shard_bytes: int
+    ) -> RawSource:
         """List the files and try the first document; ConfigError if that cannot work."""
         files = list_files(settings, field)
-        shards = plan_shards(files, settings, field)
+        shards = plan_shards(files, settings, field, shard_bytes)
         first = next((document for shard in shards for document in read_documents(shard)), None)
         if first is None:
             raise ConfigError(

@@ -14,9 +14,6 @@ from shoal.data.row import check_keys
 from shoal.data.source import FileFormat, SourceFile
 from shoal.errors import ConfigError
 
-SHARD_BYTES = 8 * 2**20
-"""Aimed size of a shard on disk: seconds of work, and small beside a worker's memory."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
@@ -52,7 +49,7 @@ def plan_shards(
     files: Sequence[SourceFile],
     source: SourceSettings,
     field: str,
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int,
 ) -> tuple[Shard, ...]:
     """Cut ``files`` into shards of about ``shard_bytes``, in order and without overlap.
 

@@ -11,6 +11,7 @@ workers.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +127,9 @@ def merge_shards(results: Sequence[ShardResult], prefix: Path, tokenizer: Tokeni
 
     WorkError if it cannot be written.
     """
+    # Megatron collects garbage for each pair, a quarter of a second in a process that has imported
+    # it; frozen objects are not looked at.
+    gc.freeze()
     try:
         with IndexedWriter(prefix, tokenizer.vocab_size) as writer:
             for result in results:
@@ -135,3 +139,5 @@ def merge_shards(results: Sequence[ShardResult], prefix: Path, tokenizer: Tokeni
                         Path(f"{part}.{ending}").unlink(missing_ok=True)
     except OSError as error:
         raise WorkError(f"cannot write tokens to {prefix}.bin: {error}") from error
+    finally:
+        gc.unfreeze()

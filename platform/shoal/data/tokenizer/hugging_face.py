@@ -38,9 +38,6 @@ class TokenizerFiles:
     special_tokens: tuple[tuple[str, str], ...]
     """Names such as ``eos_token`` and the text of each, sorted."""
 
-    add_bos_token: bool | None
-    """Whether documents start with ``bos_token``; unset leaves it to ``tokenizer.json``."""
-
     chat_template: str | None
     """Jinja source."""
 
@@ -58,7 +55,6 @@ class TokenizerFiles:
             )
         settings = _read_json(folder / "tokenizer_config.json", field)
         special = _read_json(folder / "special_tokens_map.json", field) | settings
-        add_bos_token = settings.get("add_bos_token")
         return cls(
             folder=str(folder),
             definition=definition.read_text(encoding="utf-8"),
@@ -67,7 +63,6 @@ class TokenizerFiles:
                 for name in sorted(_SPECIAL_NAMES)
                 if special.get(name) is not None
             ),
-            add_bos_token=add_bos_token if isinstance(add_bos_token, bool) else None,
             chat_template=_chat_template(folder, settings, field),
         )
 
@@ -88,8 +83,7 @@ class HFTokenizer:
         self._special_tokens = dict(files.special_tokens)
         self.name = files.folder
         self.vocab_size = max(self._encoder.get_vocab().values()) + 1
-        self.end_of_text = self._id_of("eos_token")
-        self._start = self._start_tokens()
+        self.end_of_text = self._find_end_of_text()
         self._special_ids = {
             token
             for token, added in self._encoder.get_added_tokens_decoder().items()
@@ -108,7 +102,7 @@ class HFTokenizer:
     def fingerprint(self) -> str:
         """Hash of every file that decides about tokens."""
         files = self._files
-        decisive = (files.definition, files.special_tokens, self._start, files.chat_template)
+        decisive = (files.definition, files.special_tokens, files.chat_template)
         return hashlib.sha256(repr(decisive).encode("utf-8", "surrogatepass")).hexdigest()
 
     def encode(self, text: str) -> list[int]:
@@ -120,8 +114,8 @@ class HFTokenizer:
         return str(self._encoder.decode(list(tokens), skip_special_tokens=True))
 
     def encode_document(self, text: str) -> list[int]:
-        """Ids of one whole document."""
-        tokens = [*self._start, *self.encode(text)]
+        """Ids of one whole document, with what ``tokenizer.json`` itself puts around a text."""
+        tokens = list(self._encoder.encode(well_formed(text), add_special_tokens=True).ids)
         return tokens if tokens[-1:] == [self.end_of_text] else [*tokens, self.end_of_text]
 
     def encode_chat(self, messages: Sequence[Message]) -> ChatTokens:
@@ -174,25 +168,17 @@ class HFTokenizer:
         encoder.no_truncation()
         return encoder
 
-    def _id_of(self, name: str) -> int:
-        text = self._special_tokens.get(name)
+    def _find_end_of_text(self) -> int:
+        text = self._special_tokens.get("eos_token")
         token = None if text is None else self._encoder.token_to_id(text)
         if token is None:
             raise ConfigError(
                 self._field,
                 self._files.folder,
-                f"tokenizer_config.json names no {name} that tokenizer.json knows (got {text!r})",
-                f"Set {name} in tokenizer_config.json",
+                f"its eos_token is {text!r}, which tokenizer.json does not know",
+                "Set eos_token in tokenizer_config.json",
             )
         return int(token)
-
-    def _start_tokens(self) -> list[int]:
-        """What stands before each document, by ``add_bos_token``, else by the post-processor."""
-        if self._files.add_bos_token is not None:
-            return [self._id_of("bos_token")] if self._files.add_bos_token else []
-        bos = self._special_tokens.get("bos_token")
-        added = self._encoder.encode("", add_special_tokens=True)
-        return added.ids[:1] if bos is not None and added.tokens[:1] == [bos] else []
 
     def _end_of_turn(
         self,

@@ -55,7 +55,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_document(self, text: str) -> list[int]:
-        """Ids of one whole document: the tokenizer's own start token if it has one, end-of-text."""
+        """Ids of one whole document, end-of-text included."""
         ...
 
     def encode_chat(self, messages: Sequence[Message]) -> ChatTokens:
