@@ -10,10 +10,17 @@ import torch
 import torch.distributed as dist
 
 from shoal.checkpoint import capture_rng, load, restore_rng, save
+from shoal.training.adamw import AdamW
 from tests.checkpoint import toy
 from tests.ranks import RankPool
 
 NUM_STEPS, EVERY = 12, 4
+NARROW = {
+    "betas": (0.9, 0.95),
+    "eps": 1e-8,
+    "weight_decay": 0.1,
+    "moment_dtype": torch.bfloat16,
+}
 
 
 def _train(
@@ -45,10 +52,11 @@ def _train(
     ("layout", "options"),
     [
         (toy.HFSDP, {"compute": torch.bfloat16}),
+        (toy.HFSDP, {"optimizer": AdamW, **NARROW}),
         (toy.ZERO1_2, {"fused": True}),
         (toy.ZERO3_3, {"optimizer": torch.optim.SGD, "momentum": 0.9}),
     ],
-    ids=["hfsdp-bf16", "zero1-fused", "zero3-sgd"],
+    ids=["hfsdp-bf16", "hfsdp-narrow", "zero1-fused", "zero3-sgd"],
 )
 def test_a_run_resumed_twice_equals_the_run_in_one_go(
     ranks: RankPool, tmp_path: Path, layout: toy.Layout, options: dict[str, Any]

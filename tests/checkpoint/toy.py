@@ -59,7 +59,7 @@ class Toy(nn.Module):
         hidden = hidden + self.block(hidden) + self.frozen(hidden)
         logits = self.head(self.norm(hidden))
         loss = nn.functional.cross_entropy(logits[:-1], tokens[1:])
-        result: torch.Tensor = loss * self.scale(torch.ones(1, 1)).sum()
+        result: torch.Tensor = loss * self.scale(loss.new_ones(1, 1)).sum()
         return result
 
 
@@ -100,8 +100,10 @@ def build(
     with fully_shard_context(torch.device("cpu")) as context:
         fully_shard(model.block, mesh, placements, precision=precision)
         fully_shard(model, mesh, placements, precision=precision)
-    held = [p.local for p in sharded_parameters(model) if p.local.numel() and p.local.requires_grad]
-    made = optimizer(held, **{"lr": 0.01, **options})
+    trained = [p.local for p in sharded_parameters(model) if p.local.requires_grad]
+    if not options.get("fused"):  # either way must do: with parameters of no rows, and without
+        trained = [local for local in trained if local.numel()]
+    made = optimizer(trained, **{"lr": 0.01, **options})
     fully_shard_optimizer(made)
     return Run(model=model, optimizer=made, context=context)
 

@@ -19,8 +19,8 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from shoal.errors import WorkError
-from shoal.fsdp import sharded_parameters
-from shoal.fsdp.sharded import ShardedParameter
+from shoal.fsdp import ShardedParameter, sharded_parameters
+from shoal.fsdp.unit import unit_of
 
 COMPILED_PREFIX = "_orig_mod."
 """What ``torch.compile`` puts into names; a checkpoint must not depend on it."""
@@ -58,20 +58,19 @@ class Entry:
 
 
 def held_parameters(model: nn.Module, *, first_rank: bool) -> tuple[ShardedParameter, ...]:
-    """All of a model's parameters; those in no unit are replicas, the first rank standing for them.
+    """What this rank holds of a sharded model's parameters, or of a plain one's.
 
-    So a plain model can be saved too, and no parameter is ever left out.
+    A plain model is a replica on every rank, and the first rank stands for all. Raises ConfigError
+    for a model of which only a part is sharded.
     """
-    sharded = sharded_parameters(model)
-    known = {_plain(name) for parameter in sharded for name in parameter.names}
-    replicas = tuple(
+    if any(unit_of(module) is not None for module in model.modules()):
+        return sharded_parameters(model)
+    return tuple(
         ShardedParameter(
             names=(name,), shape=value.shape, row_start=0, local=value, primary=first_rank
         )
         for name, value in model.named_parameters()
-        if _plain(name) not in known
     )
-    return sharded + replicas
 
 
 def model_entries(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Protocol
 from shoal.errors import WorkError
 
 READ_BYTES = 4 * 2**20
+LARGE_BYTES = 2**20
+"""From here on a write is worth another thread that hashes meanwhile."""
 
 
 class Buffer(Protocol):
@@ -41,12 +44,24 @@ class HashingFile:
         self._num_bytes = 0
         self.failure: OSError | None = None
         """The first refusal of the system, for callers between whom and us it gets lost."""
+        self._hasher = ThreadPoolExecutor(max_workers=1)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
     def write(self, data: Buffer) -> int:
         """Append all of ``data``; the number of its bytes."""
         view = memoryview(data).cast("B")
-        self._digest.update(view)
+        if len(view) < LARGE_BYTES:
+            self._digest.update(view)
+            self._send(view)
+            return len(view)
+        hashed = self._hasher.submit(self._digest.update, view)
+        try:
+            self._send(view)
+        finally:
+            hashed.result()  # ``data`` is the caller's again
+        return len(view)
+
+    def _send(self, view: memoryview) -> None:
         sent = 0
         try:
             while sent < len(view):
@@ -55,7 +70,6 @@ class HashingFile:
             self.failure = self.failure or error
             raise
         self._num_bytes += sent
-        return sent
 
     def tell(self) -> int:
         """Bytes so far."""
@@ -75,7 +89,8 @@ class HashingFile:
         return FileRecord(num_bytes=self._num_bytes, sha256=self._digest.hexdigest())
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Give thread and descriptor back."""
+        self._hasher.shutdown()
         os.close(self._descriptor)
 
 

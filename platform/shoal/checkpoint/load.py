@@ -36,8 +36,7 @@ from shoal.checkpoint.peers import Peers
 from shoal.checkpoint.reading import CheckpointReader
 from shoal.checkpoint.verify import contents_damages, damages
 from shoal.errors import WorkError
-from shoal.fsdp import sync_weights
-from shoal.fsdp.sharded import ShardedParameter
+from shoal.fsdp import ShardedParameter, sync_weights
 
 logger = logging.getLogger(__name__)
 

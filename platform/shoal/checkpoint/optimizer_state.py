@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from shoal.fsdp.sharded import ShardedParameter
+from shoal.fsdp import ShardedParameter
 
 
 def initialize_state(
