@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from shoal_actors.train.cluster import Cluster, open_cluster
 from tests.ranks import RankPool
 
 
@@ -15,3 +16,10 @@ def ranks() -> Iterator[RankPool]:
     pool = RankPool()
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[Cluster]:
+    """One local Ray for the whole session, which shares its cores among four places."""
+    with open_cluster(num_cpus=4) as cluster:
+        yield cluster

@@ -7,7 +7,6 @@ import math
 import pytest
 
 from shoal.config import OptimizerSettings
-from shoal.errors import ConfigError
 from shoal.training import Schedule
 
 
@@ -37,16 +36,3 @@ def test_wsd_is_stable_until_its_tail() -> None:
     assert rates[1:19] == [2.0] * 18
     assert rates[19] == pytest.approx(1.0)
     assert _rates(20, kind="wsd", decay_steps=4)[15:] == [2.0, 2.0, 1.5, 1.0, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("schedule", "field"),
-    [
-        ({"warmup_steps": 5}, "optimizer.schedule.warmup_steps"),
-        ({"kind": "wsd", "warmup_steps": 2, "decay_steps": 4}, "optimizer.schedule.decay_steps"),
-    ],
-)
-def test_lengths_beyond_the_run_are_refused(schedule: dict[str, object], field: str) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        _rates(5, **schedule)
-    assert refusal.value.field == field

@@ -30,7 +30,7 @@ class EventKind(StrEnum):
     """The run is over."""
 
 
-def append_event(folder: Path, kind: EventKind, **fields: Any) -> None:
+def append_event(folder: Path, kind: EventKind, /, **fields: Any) -> None:
     """Append one event with the time (UTC) and ``fields`` (JSON values).
 
     Written by one ``write`` of a file opened for appending, so lines of several processes of one

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from shoal.config import OptimizerSettings
-from shoal.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,35 +28,15 @@ class Schedule:
     num_steps: int
     """Updates of the whole run."""
 
-    def __post_init__(self) -> None:
-        schedule = self.settings.schedule
-        if schedule.warmup_steps >= self.num_steps:
-            raise ConfigError(
-                "optimizer.schedule.warmup_steps",
-                schedule.warmup_steps,
-                f"the run has {self.num_steps} steps in all",
-                f"Give fewer than {self.num_steps}",
-            )
-        if schedule.decay_steps is not None and self._decay_steps > self._after_warmup:
-            raise ConfigError(
-                "optimizer.schedule.decay_steps",
-                schedule.decay_steps,
-                f"only {self._after_warmup} steps remain after the warm-up",
-                f"Give at most {self._after_warmup} or leave it out",
-            )
-
-    @property
-    def _after_warmup(self) -> int:
-        return self.num_steps - self.settings.schedule.warmup_steps
-
     @property
     def _decay_steps(self) -> int:
         schedule = self.settings.schedule
         if schedule.decay_steps is not None:
             return schedule.decay_steps
+        after_warmup = self.num_steps - schedule.warmup_steps
         if schedule.kind == "wsd":
-            return min(max(1, self.num_steps // 10), self._after_warmup)
-        return self._after_warmup
+            return min(max(1, self.num_steps // 10), after_warmup)
+        return after_warmup
 
     def rate(self, step: int) -> float:
         """The learning rate of update ``step``, counted from 0."""

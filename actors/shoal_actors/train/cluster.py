@@ -1,0 +1,159 @@
+"""The Ray cluster that a run uses: the one that RAY_ADDRESS names, else one of its own.
+
+A cluster of our own lives on this machine for as long as the run. The address file that a killed
+``ray start`` leaves behind is never consulted: without RAY_ADDRESS nothing is looked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+
+import shoal
+import shoal_actors
+from shoal.errors import ConfigError
+
+CONNECT_TIMEOUT_S = 5.0
+"""Ray itself would try a dead address for two minutes."""
+
+ENVIRONMENT = {
+    # One poll of the workers takes milliseconds, so failures and the end are noticed sooner.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    # Its only deed here would be a warning at each start: a run resumes from its folder anyway.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    # A cluster that grows needs minutes to bring a node up.
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
+    # Relative paths in a worker mean what they mean in the driver.
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    # CPU workers beside GPUs keep CUDA_VISIBLE_DEVICES; Ray warns unless told which.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Settings of Ray that it takes from the environment only."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What a cluster has to place workers on."""
+
+    is_own: bool
+    """Whether it was started for this run and ends with it."""
+
+    nodes: tuple[Mapping[str, float], ...]
+    """Resources of each living node (``CPU``, ``GPU``)."""
+
+    limit: Mapping[str, float] | None
+    """Resources it may grow to, where an autoscaler says so."""
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether any node has a GPU, or may come with one."""
+        return any(node.get("GPU", 0) >= 1 for node in (*self.nodes, self.limit or {}))
+
+    def num_places(self, worker: Mapping[str, float]) -> int:
+        """How many workers of these resources fit at most, now or once it has grown."""
+        if self.limit is not None:
+            return _fitting(self.limit, worker)
+        return sum(_fitting(node, worker) for node in self.nodes)
+
+
+def _fitting(resources: Mapping[str, float], worker: Mapping[str, float]) -> int:
+    return min(int(resources.get(name, 0) // amount) for name, amount in worker.items())
+
+
+@contextmanager
+def open_cluster(*, num_cpus: int) -> Iterator[Cluster]:
+    """Connect to the cluster of RAY_ADDRESS, or start one with at least ``num_cpus`` places.
+
+    A connection that this process has already is used and left open. Raises ConfigError where
+    RAY_ADDRESS names nothing that answers.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if ray.is_initialized():
+        yield _survey(is_own=False)
+        return
+    address = os.environ.get("RAY_ADDRESS")
+    if address is None or address == "local":
+        _start(num_cpus)
+    else:
+        _connect(address)
+    try:
+        yield _survey(is_own=address is None or address == "local")
+    finally:
+        ray.shutdown()
+
+
+def _start(num_cpus: int) -> None:
+    if os.environ.get("RAY_AUTH_MODE", "token") == "token":
+        # Ray turns authentication on for a local cluster. With a token in the environment, which
+        # only this process and its children know, it leaves the user's home alone.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    ray.init(
+        address="local",
+        num_cpus=max(num_cpus, len(os.sched_getaffinity(0))),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+
+
+def _connect(address: str) -> None:
+    _probe(address)
+    variables = dict(ENVIRONMENT)
+    roots = source_roots()
+    if roots:
+        variables["PYTHONPATH"] = os.pathsep.join(roots)
+    try:
+        ray.init(
+            address=address,
+            runtime_env={"env_vars": variables},
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError("RAY_ADDRESS", address, str(error), _REMEDY) from error
+
+
+_REMEDY = "Give the address of a running cluster, or unset it to train on this machine alone"
+
+
+def _probe(address: str) -> None:
+    """Refuse an address where nothing listens."""
+    if "://" in address:
+        raise ConfigError(
+            "RAY_ADDRESS",
+            address,
+            "the driver must run on a node of the cluster",
+            "Use ray job submit, or give host:port on such a node",
+        )
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        return  # a name such as auto, which Ray looks up
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise ConfigError("RAY_ADDRESS", address, f"nothing answers: {error}", _REMEDY) from error
+
+
+def _survey(*, is_own: bool) -> Cluster:
+    nodes = tuple(node["Resources"] for node in ray.nodes() if node["Alive"])
+    limit = ray._private.state.state.get_max_resources_from_cluster_config()
+    return Cluster(is_own=is_own, nodes=nodes, limit=limit)
+
+
+def source_roots() -> list[str]:
+    """Folders to import Shoal from where it runs from its sources; none where it is installed."""
+    roots = {str(Path(package.__path__[0]).parent) for package in (shoal, shoal_actors)}
+    return sorted(root for root in roots if Path(root).name != "site-packages")

@@ -1,0 +1,131 @@
+"""Which of several ranks' errors is the cause, and whether another attempt can cure it.
+
+One rank's failure makes its peers fail: their collectives break. So of the errors that arrive
+together, those of broken collectives are consequences unless nothing else is there.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch.distributed import DistError
+
+from shoal.errors import ConfigError, PeerLost, ShoalError, WorkError
+
+PROCESS_DIED = "ProcessDied"
+"""``kind`` of a report on a rank that could not report itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureReport:
+    """One rank's failure in plain values, fit to cross processes and to be written down."""
+
+    rank: int
+    """The rank that failed."""
+
+    kind: str
+    """The exception's class."""
+
+    message: str
+    """The exception's message."""
+
+    traceback: str
+    """The exception with the traceback of its process; empty where the process is gone."""
+
+    is_consequence: bool
+    """Whether a peer's failure explains it."""
+
+    is_final: bool
+    """Whether the same would happen again, so that another attempt is in vain."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Its fields, for ``events.jsonl``."""
+        return asdict(self)
+
+
+class RankFailed(Exception):
+    """What a worker raises in place of any exception: a report that every process can unpickle."""
+
+    def __init__(self, report: FailureReport, refusal: ConfigError | None = None) -> None:
+        self.report = report
+        self.refusal = refusal
+        super().__init__(f"{report.kind}: {report.message}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.report, self.refusal)
+
+
+class RunFailed(WorkError):
+    """No further attempt will be made; ``report`` is the cause."""
+
+    def __init__(self, message: str, report: FailureReport) -> None:
+        self.report = report
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.report)
+
+
+def describe(rank: int, error: BaseException) -> RankFailed:
+    """The failure of this process's rank."""
+    is_consequence = any(_is_broken_collective(cause) for cause in _chain(error))
+    return RankFailed(
+        FailureReport(
+            rank=rank,
+            kind=type(error).__name__,
+            message=str(error),
+            traceback="".join(traceback.format_exception(error)),
+            is_consequence=is_consequence,
+            is_final=isinstance(error, ShoalError) and not is_consequence,
+        ),
+        error if isinstance(error, ConfigError) else None,
+    )
+
+
+def first_cause(failures: Mapping[int, BaseException]) -> RankFailed:
+    """Of the ranks that failed at about the same time, the one to show.
+
+    Raises ValueError where there is none.
+    """
+    described = [_as_rank_failed(rank, error) for rank, error in sorted(failures.items())]
+    if not described:
+        raise ValueError("no rank failed")
+    return min(described, key=lambda failed: failed.report.is_consequence)
+
+
+def _as_rank_failed(rank: int, error: BaseException) -> RankFailed:
+    if isinstance(error, RankFailed):
+        return error
+    # Ray's own error: the process did not answer, so it could not describe itself.
+    return RankFailed(
+        FailureReport(
+            rank=rank,
+            kind=PROCESS_DIED,
+            message=_innermost(error),
+            traceback="",
+            is_consequence=False,
+            is_final=False,
+        )
+    )
+
+
+def _innermost(error: BaseException) -> str:
+    """Ray wraps the actor's death, whose text tells the cause, in a failed health check."""
+    inner = getattr(error, "health_check_failure", error)
+    return " ".join(str(inner).split())
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
+def _is_broken_collective(error: BaseException) -> bool:
+    """Gloo has no exception of its own: its transport names itself in the text."""
+    is_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
+    return is_gloo or isinstance(error, DistError | PeerLost)

@@ -1,0 +1,179 @@
+"""Runs one function on every worker of a gang, again after failures, under Ray Train v2.
+
+    driver ──fit()──► controller ──► worker 0 … n-1: function(job) inside a process group
+                          │  polls twice a second
+                          ├─ a rank failed ──► FailureWatch ──► on_failure(report)
+                          │     final, or too many ──► the run ends with that report
+                          │     else ──► all workers are killed and started again
+                          └─ all returned ──► rank 0's value
+
+The checkpoints in the run's folder say where an attempt goes on; Ray's own are not used, because a
+checkpoint that was reported counts there only after the controller's next poll.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ray.train import (
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    UserCallback,
+    WorkerGroupError,
+)
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.callbacks.placement_group_callback import (
+    PlacementGroupCleanerCallback,
+)
+
+from shoal.errors import ShoalError, WorkError
+from shoal_actors.train.failure import FailureReport, RunFailed, first_cause
+
+Job = TypeVar("Job")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gang:
+    """The workers that a run asks for."""
+
+    num_workers: int
+    """Workers, one rank each."""
+
+    device: str
+    """``cpu`` or ``cuda``; one GPU each."""
+
+    threads: int
+    """CPUs that each worker occupies."""
+
+    timeout_s: float
+    """Seconds after which a collective gives a silent peer up."""
+
+    max_failures: int
+    """Failures of workers to recover from."""
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """What Ray reserves for each worker."""
+        resources = {"CPU": float(self.threads)}
+        if self.device == "cuda":
+            resources["GPU"] = 1.0
+        return resources
+
+
+class FailureWatch(UserCallback):  # type: ignore[misc]
+    """Tells of each failed attempt, and ends the run where another is in vain.
+
+    Lives in the controller's process.
+    """
+
+    def __init__(self, on_failure: Callable[[FailureReport], None]) -> None:
+        self._on_failure = on_failure
+
+    def after_exception(
+        self, run_context: Any, worker_exceptions: Mapping[int, BaseException]
+    ) -> None:
+        """Called at a poll that finds failed workers, before they are replaced.
+
+        What it raises ends the run: the controller starts again only after workers' errors.
+        """
+        cause = first_cause(worker_exceptions)
+        self._on_failure(cause.report)
+        if cause.refusal is not None:
+            raise cause.refusal
+        if cause.report.is_final:
+            raise RunFailed(cause.report.message, cause.report)
+
+
+class _Trainer(TorchTrainer):  # type: ignore[misc]
+    """Without the actor that outlives a killed controller to free its workers' places.
+
+    Here a dead controller ends the driver's job, which frees them too; and the actor looks up the
+    cluster in a file that a killed ``ray start`` leaves behind, and then hangs for 12 seconds.
+    """
+
+    def _create_default_callbacks(self) -> list[Any]:
+        callbacks = super()._create_default_callbacks()
+        return [each for each in callbacks if not isinstance(each, PlacementGroupCleanerCallback)]
+
+
+class _Backend(TorchConfig().backend_cls):  # type: ignore[misc]
+    """Does not take the process group apart: workers do when they are done, and failed ones die.
+
+    Ray would wait half a minute for a rank that hangs.
+    """
+
+    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+        """Called before the workers are killed."""
+
+
+class _Config(TorchConfig):  # type: ignore[misc]
+    @property
+    def backend_cls(self) -> type[_Backend]:
+        return _Backend
+
+
+def run_gang(
+    function: Callable[[Job], Value],
+    job: Job,
+    gang: Gang,
+    *,
+    folder: Path,
+    on_failure: Callable[[FailureReport], None],
+) -> Value:
+    """Call ``function(job)`` on each worker inside a default process group; rank 0's value.
+
+    ``function`` reports its errors by ``RankFailed``. ``folder`` is on storage that all nodes
+    share; Ray keeps its notes there. ``on_failure`` is called in another process of this machine.
+
+    Raises RunFailed with the cause when no further attempt is made, and ConfigError where a worker
+    refused the user's input.
+    """
+    trainer = _Trainer(
+        lambda: function(job),
+        scaling_config=ScalingConfig(
+            num_workers=gang.num_workers,
+            use_gpu=gang.device == "cuda",
+            resources_per_worker=gang.resources,
+        ),
+        torch_config=_Config(
+            backend="nccl" if gang.device == "cuda" else "gloo",
+            timeout_s=gang.timeout_s,
+        ),
+        run_config=RunConfig(
+            # A name that was used before would make Ray resume from its own notes.
+            name=uuid.uuid4().hex[:12],
+            storage_path=str(folder),
+            failure_config=FailureConfig(
+                max_failures=gang.max_failures, controller_failure_limit=gang.max_failures
+            ),
+            callbacks=[FailureWatch(on_failure)],
+            worker_runtime_env={"env_vars": _worker_environment(gang)},
+        ),
+    )
+    try:
+        value: Value = trainer.fit().return_value
+    except TrainingFailedError as error:
+        raise _ending(error) from None
+    return value
+
+
+def _worker_environment(gang: Gang) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(gang.threads), "MKL_NUM_THREADS": str(gang.threads)}
+
+
+def _ending(error: TrainingFailedError) -> Exception:
+    """What ended the run, in our words."""
+    if isinstance(error, WorkerGroupError):
+        cause = first_cause(error.worker_failures)
+        return RunFailed(cause.report.message, cause.report)
+    inner = getattr(error, "controller_failure", error)
+    if isinstance(inner, ShoalError):
+        return inner
+    return WorkError(f"Ray Train failed. {type(inner).__name__}: {inner}")

@@ -1,0 +1,56 @@
+"""Which rank's error is the cause."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+
+from shoal.errors import ConfigError, PeerLost, WorkError
+from shoal_actors.train.failure import RankFailed, describe, first_cause
+
+BROKEN = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc] Connection closed")
+
+
+def _raised(error: Exception, cause: Exception | None = None) -> RankFailed:
+    try:
+        raise error from cause
+    except Exception as caught:
+        return describe(3, caught)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "is_consequence", "is_final"),
+    [
+        (RuntimeError("scripted"), None, False, False),
+        (BROKEN, None, True, False),
+        (PeerLost("a rank was lost"), None, True, False),
+        (WorkError("cannot publish"), BROKEN, True, False),
+        (WorkError("disk full"), OSError("no space"), False, True),
+        (ConfigError("a.b", 1, "too small", "Give 2"), None, False, True),
+    ],
+)
+def test_kinds_of_failure(
+    error: Exception, cause: Exception | None, is_consequence: bool, is_final: bool
+) -> None:
+    report = _raised(error, cause).report
+    assert (report.rank, report.kind, report.message) == (3, type(error).__name__, str(error))
+    assert (report.is_consequence, report.is_final) == (is_consequence, is_final)
+    assert "test_failure.py" in report.traceback
+
+
+def test_a_report_survives_pickling() -> None:
+    failed = pickle.loads(pickle.dumps(_raised(ConfigError("a.b", 1, "too small", "Give 2"))))
+    assert failed.report.kind == "ConfigError"
+    assert str(failed.refusal) == "a.b = 1: too small. Give 2."
+
+
+def test_the_cause_is_the_error_that_no_peer_explains() -> None:
+    died = WorkerHealthCheckFailedError("A worker health check failed.", RuntimeError("killed"))
+    assert (
+        first_cause({0: _raised(BROKEN), 1: _raised(ValueError("x"))}).report.kind == "ValueError"
+    )
+    cause = first_cause({0: _raised(BROKEN), 1: died}).report
+    assert (cause.rank, cause.kind, cause.message) == (1, "ProcessDied", "killed")
+    assert first_cause({0: _raised(BROKEN)}).report.is_consequence

@@ -1,0 +1,103 @@
+"""A gang of workers under Ray Train: values, failures, budgets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shoal.errors import ConfigError
+from shoal.training import EventKind, append_event, read_events
+from shoal_actors.train.cluster import Cluster
+from shoal_actors.train.failure import FailureReport, RunFailed, describe
+from shoal_actors.train.gang import Gang, run_gang
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What happens to rank 1 in each attempt; afterwards all goes well."""
+
+    folder: Path
+    deeds: tuple[Callable[[], None], ...]
+
+
+def _raise() -> None:
+    raise RuntimeError("scripted")
+
+
+def _refuse() -> None:
+    raise ConfigError("data.seq_len", 9, "too long", "Give 8")
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _play(script: Script) -> list[int]:
+    """The threads and the attempt, after two collectives between which the deed happens."""
+    rank = dist.get_rank()
+    try:
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        attempt = len(list(script.folder.glob("attempt-*")))
+        dist.barrier()
+        if rank == 0:
+            (script.folder / f"attempt-{attempt}").write_text(str(os.getpid()))
+        if rank == 1 and attempt < len(script.deeds):
+            script.deeds[attempt]()
+        dist.all_reduce(total)
+        dist.destroy_process_group()
+        return [int(total.item()), attempt, torch.get_num_threads(), rank]
+    except Exception as error:
+        raise describe(rank, error) from None
+
+
+def _note(folder: Path, report: FailureReport) -> None:
+    append_event(folder, EventKind.FAILURE, **report.as_record())
+
+
+def _run(folder: Path, *deeds: Callable[[], None], max_failures: int = 3) -> list[int]:
+    gang = Gang(num_workers=2, device="cpu", threads=1, timeout_s=5, max_failures=max_failures)
+    script = Script(folder=folder, deeds=deeds)
+    return run_gang(_play, script, gang, folder=folder / "ray", on_failure=partial(_note, folder))
+
+
+def test_every_way_to_lose_a_rank_is_recovered_from(tmp_path: Path, ray_session: Cluster) -> None:
+    started = time.monotonic()
+    assert _run(tmp_path, _raise, _kill, _stop) == [4, 3, 1, 0]
+    assert time.monotonic() - started < 120
+    events = read_events(tmp_path)
+    assert [(event["rank"], event["kind"]) for event in events[:2]] == [
+        (1, "RuntimeError"),
+        (1, "ProcessDied"),
+    ]
+    assert "in _raise" in events[0]["traceback"]
+    # A stopped process says nothing; its peer tells that it waited in vain.
+    assert (events[2]["rank"], events[2]["is_consequence"]) == (0, True)
+    assert len(events) == 3
+
+
+def test_the_budget_of_failures_is_kept(tmp_path: Path, ray_session: Cluster) -> None:
+    with pytest.raises(RunFailed, match="scripted") as failure:
+        _run(tmp_path, _raise, _raise, max_failures=1)
+    assert failure.value.report.rank == 1
+    assert len(read_events(tmp_path)) == 2
+
+
+def test_a_refusal_is_not_repeated(tmp_path: Path, ray_session: Cluster) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        _run(tmp_path, _refuse)
+    assert refusal.value.field == "data.seq_len"
+    assert len(read_events(tmp_path)) == 1
