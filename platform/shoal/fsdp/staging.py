@@ -197,5 +197,6 @@ class GatherBuffers:
                 self._board.set(Counter.LIVE, len(self._buffers))
             finally:
                 self._lock.release()  # also orders the write above before the reads below
-            if not self._buffers and self._board.highest(Counter.LIVE) == 0:
-                self._file.punch(self._region, self._region_end - self._region)
+            size = self._region_end - self._region  # 0 where no buffer was ever in use
+            if size and not self._buffers and self._board.highest(Counter.LIVE) == 0:
+                self._file.punch(self._region, size)
