@@ -208,6 +208,7 @@ BIG = TINY["llama2"] | {
 def peak_growth(hf: dict[str, Any]) -> tuple[int, int]:
     """Bytes by which building and filling raised this process's memory at most, and all weights."""
     status, marks = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    initialize(sharded(TINY["llama2"], Level.REPLICATE, Level.PARAMETERS)[0], 1)  # imports and all
     marks.write_text("5")  # forget the peak so far
     before = _kilobytes(status, "VmHWM")
     decoder, _ = sharded(hf, Level.REPLICATE, Level.PARAMETERS)
@@ -223,7 +224,7 @@ def _kilobytes(status: Path, key: str) -> int:
 
 def test_no_rank_ever_holds_the_whole_model(ranks: RankPool) -> None:
     for growth, whole in ranks.run(4, peak_growth, BIG):
-        assert growth < 0.6 * whole, (growth, whole)  # its quarter, and a chunk of rows
+        assert growth < 0.5 * whole, (growth, whole)  # its quarter, and a chunk of rows
 
 
 def test_units_are_experts_layers_and_the_rest() -> None:
