@@ -1,4 +1,4 @@
-"""The gradient buffers of one parameter group, from a backward's contribution to the final gradient.
+"""The gradient buffers of a parameter group, from a contribution to the final gradient.
 
     backward ─► partial ──(each microbatch)──► accumulation ──(last microbatch)──► final
                 whole                          gradient placement     optimizer placement

@@ -7,8 +7,8 @@
     end of backward        everything rests, every reduction is over
 
 Prefetch is one unit deep. A forward that runs inside backward is a recomputation: its unit is about
-to be differentiated, so it neither prefetches nor lets go. Every rank runs the same program, so that
-all of them issue the same collectives in the same order.
+to be differentiated, so it neither prefetches nor lets go. Every rank runs the same program, so
+that all of them issue the same collectives in the same order.
 """
 
 from __future__ import annotations

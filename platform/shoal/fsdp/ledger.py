@@ -1,0 +1,147 @@
+"""A record of what passes through a model's communicators: collectives and staging memory."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from shoal.fsdp.communicator import Communicator, Pending
+from shoal.fsdp.transport import Transport, communicator_for
+
+Deed = Literal["all_gather", "reduce_scatter", "all_reduce"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective of this rank."""
+
+    deed: Deed
+    ranks: tuple[int, ...]
+    """Global ranks of the axis."""
+    dtype: torch.dtype
+    """What travels."""
+    nbytes: int
+    """Size of the whole buffer: what is gathered, or what is reduced."""
+
+
+class Ledger:
+    """Give ``communicator`` to ``fully_shard_context`` and read here what happened."""
+
+    def __init__(self, transport: Transport = Transport.AUTO) -> None:
+        self._transport = transport
+        self.collectives: list[Collective] = []
+        self.staging_bytes = 0
+        """Memory of the gather buffers that are not released, and of the lent ones in use."""
+        self.peak_staging_bytes = 0
+
+    def communicator(self, group: ProcessGroup, device: torch.device) -> Communicator:
+        """The communicator of an axis, recorded here."""
+        ranks = tuple(dist.get_process_group_ranks(group))
+        return _Recorded(communicator_for(group, device, self._transport), self, ranks)
+
+    def clear(self) -> None:
+        """Forget the collectives, and start a new peak from the memory in use."""
+        self.collectives.clear()
+        self.peak_staging_bytes = self.staging_bytes
+
+    def count(self, deed: Deed) -> int:
+        """Collectives of one kind."""
+        return sum(collective.deed == deed for collective in self.collectives)
+
+    def grow(self, nbytes: int) -> None:
+        """Staging memory was taken, or given back if negative."""
+        self.staging_bytes += nbytes
+        self.peak_staging_bytes = max(self.peak_staging_bytes, self.staging_bytes)
+
+
+class _Recorded:
+    """A communicator that writes down what it is asked to do."""
+
+    def __init__(self, inner: Communicator, ledger: Ledger, ranks: tuple[int, ...]) -> None:
+        self._inner = inner
+        self._ledger = ledger
+        self._ranks = ranks
+
+    @property
+    def size(self) -> int:
+        """See ``Communicator``."""
+        return self._inner.size
+
+    @property
+    def rank(self) -> int:
+        """See ``Communicator``."""
+        return self._inner.rank
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """See ``Communicator``."""
+        self._ledger.grow(numel * dtype.itemsize)
+        return self._inner.allocate(numel, dtype)
+
+    def release(self, buffer: torch.Tensor) -> None:
+        """See ``Communicator``."""
+        self._ledger.grow(-_nbytes(buffer))
+        self._inner.release(buffer)
+
+    def restore(self, buffer: torch.Tensor) -> None:
+        """See ``Communicator``."""
+        self._ledger.grow(_nbytes(buffer))
+        self._inner.restore(buffer)
+
+    def lend(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """See ``Communicator``."""
+        buffer = self._inner.lend(numel, dtype)
+        self._ledger.grow(_nbytes(buffer))
+        # The storage lives as long as any view of the buffer is in use.
+        storage = buffer.untyped_storage()
+        weakref.finalize(storage, self._ledger.grow, -_nbytes(buffer)).atexit = False
+        return buffer
+
+    def all_gather(self, output: torch.Tensor, shard: torch.Tensor) -> Pending:
+        """See ``Communicator``."""
+        self._record("all_gather", output)
+        return self._inner.all_gather(output, shard)
+
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        partial: torch.Tensor,
+        *,
+        accumulate_dtype: torch.dtype,
+        divisor: float = 1.0,
+        add: bool = False,
+    ) -> Pending:
+        """See ``Communicator``."""
+        self._record("reduce_scatter", partial)
+        return self._inner.reduce_scatter(
+            output, partial, accumulate_dtype=accumulate_dtype, divisor=divisor, add=add
+        )
+
+    def all_reduce(
+        self,
+        output: torch.Tensor,
+        partial: torch.Tensor,
+        *,
+        accumulate_dtype: torch.dtype,
+        divisor: float = 1.0,
+        add: bool = False,
+    ) -> Pending:
+        """See ``Communicator``."""
+        self._record("all_reduce", partial)
+        return self._inner.all_reduce(
+            output, partial, accumulate_dtype=accumulate_dtype, divisor=divisor, add=add
+        )
+
+    def _record(self, deed: Deed, whole: torch.Tensor) -> None:
+        collective = Collective(
+            deed=deed, ranks=self._ranks, dtype=whole.dtype, nbytes=_nbytes(whole)
+        )
+        self._ledger.collectives.append(collective)
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
