@@ -82,8 +82,8 @@ def newest(folder: Path) -> Step | None:
 def prune(folder: Path, keep: int | None, *, pinned: Collection[int] = ()) -> tuple[Step, ...]:
     """Delete complete steps but the newest ``keep`` and the pinned ones; returns the deleted ones.
 
-    ``keep`` unset keeps all. Steps that are not complete neither count nor go. A step loses its
-    name before its files, so none is ever seen half deleted.
+    One process of a run calls it. ``keep`` unset keeps all. Steps that are not complete neither
+    count nor go. A step loses its name before its files, so none is ever seen half deleted.
     """
     assert keep is None or keep >= 1, "the newest step always stays"
     found = steps(folder)

@@ -58,6 +58,8 @@ class Peers:
             cause = error
         failure = None if cause is None else self._told(deed, cause)
         failures = [told for told in self.share(deed, failure) if told is not None]
+        if failures and failures[0] is cause:
+            raise failures[0]
         if failures:
             raise failures[0] from cause
         return result

@@ -5,7 +5,7 @@ on one host (and on shared file systems that carry ``flock`` across hosts, such 
 lock that can be taken is free. Where ``flock`` does not reach other hosts, the heartbeat decides:
 the holder touches the file every few seconds, and another host may take over once it is older than
 ``STALE_S`` by the file system's own clock. The file says who holds the lock; a holder that ends in
-order empties it.
+order empties it. The process that drives a run holds the lock, its ranks do not ask for it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 
 from shoal.errors import ConfigError, WorkError
@@ -36,6 +37,14 @@ STALE_S = 30.0
 """Seconds without a sign of life after which another host may take over."""
 
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+
+
+class _Flock(Enum):
+    """What the system said when asked for the lock."""
+
+    TAKEN = "taken"
+    HELD = "held by another"
+    UNKNOWN = "this file system has no locks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +84,12 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            raise WorkError(f"{self.path} cannot be written: {error.strerror}.") from error
+            raise self._unwritable(error) from error
         try:
-            self._take(descriptor)
+            try:
+                self._take(descriptor)
+            except OSError as error:
+                raise self._unwritable(error) from error
             try:
                 with _heartbeat(descriptor):
                     yield
@@ -87,10 +99,12 @@ class RunFolder:
             os.close(descriptor)
 
     def _take(self, descriptor: int) -> None:
-        taken = _flock(descriptor)
+        flock = _flock(descriptor)
         owner = _owner(descriptor)
-        away = owner is not None and owner.host != socket.gethostname()
-        if not taken or (away and self._age_s(descriptor) < STALE_S):
+        out_of_reach = owner is not None and (
+            flock is _Flock.UNKNOWN or owner.host != socket.gethostname()
+        )
+        if flock is _Flock.HELD or (out_of_reach and self._age_s(descriptor) < STALE_S):
             raise self._in_use(owner)
         if owner is not None:
             logger.warning(
@@ -109,6 +123,9 @@ class RunFolder:
         with tempfile.NamedTemporaryFile(dir=self.path, prefix=".run.lock.") as now:
             return os.fstat(now.fileno()).st_mtime - os.fstat(descriptor).st_mtime
 
+    def _unwritable(self, error: OSError) -> WorkError:
+        return WorkError(f"{self.path} cannot be written: {error.strerror}.")
+
     def _in_use(self, owner: Owner | None) -> ConfigError:
         holder = "another run"
         if owner is not None:
@@ -121,19 +138,17 @@ class RunFolder:
         )
 
 
-def _flock(descriptor: int) -> bool:
-    """Whether nobody else holds the lock, as far as the file system can tell."""
+def _flock(descriptor: int) -> _Flock:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        return _Flock.HELD
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
-            raise WorkError(f"{LOCK_NAME} cannot be locked: {error.strerror}.") from error
-        logger.warning(
-            "The file system of %s has no locks: only the heartbeat guards it.", LOCK_NAME
-        )
-    return True
+            raise
+        logger.warning("%s: %s; only signs of life guard the folder.", LOCK_NAME, error.strerror)
+        return _Flock.UNKNOWN
+    return _Flock.TAKEN
 
 
 def _owner(descriptor: int) -> Owner | None:
