@@ -1,10 +1,17 @@
-"""Runs the real command in a process of its own."""
+"""Runs the real command, in a process of its own or in this one."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
+
+from shoal.cli import main
 
 
 def shoal(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -17,6 +24,30 @@ def shoal(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         timeout=120,
         check=False,
     )
+
+
+def shoal_here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The same in this process, where torch is loaded already."""
+    before = Path.cwd()
+    handlers = logging.root.handlers[:]
+    out, err = io.StringIO(), io.StringIO()
+    code: object = 0
+    with (
+        mock.patch.object(sys, "argv", ["shoal", *arguments]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        os.chdir(cwd)
+        logging.root.handlers.clear()
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        finally:
+            os.chdir(before)
+            logging.root.handlers[:] = handlers
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def write_config(folder: Path, **extra: str) -> Path:

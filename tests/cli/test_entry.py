@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.shell import shoal, write_config
+from tests.cli.shell import shoal, shoal_here, write_config
 
 COMMANDS = ("plan", "train", "export", "import", "checkpoint", "bench")
 
@@ -26,7 +26,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
     "words", [*((c,) for c in COMMANDS), ("checkpoint", "ls"), ("bench", "train")], ids=" ".join
 )
 def test_each_command_explains_itself(tmp_path: Path, words: tuple[str, ...]) -> None:
-    done = shoal(*words, "--help", cwd=tmp_path)
+    done = shoal_here(*words, "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "Usage" in done.stdout
 
@@ -74,7 +74,7 @@ def test_the_installed_command_is_this_one() -> None:
 )
 def test_wrong_usage(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
     write_config(tmp_path)
-    done = shoal(*arguments, cwd=tmp_path)
+    done = shoal_here(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr

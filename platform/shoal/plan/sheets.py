@@ -61,7 +61,7 @@ def _run(plan: Plan) -> Sheet:
         (
             "step",
             f"{batches.global_batch} sequences of {batches.seq_len} tokens, "
-            f"{batches.num_microbatches} microbatches of {batches.micro_batch} a rank",
+            f"{batches.num_microbatches} x {batches.micro_batch} on each data-parallel rank",
         ),
     )
     return Sheet(title=f"Run {plan.name}", header=("", ""), rows=rows, numeric=frozenset())

@@ -15,6 +15,8 @@ CELL_WIDTH, CELL_HEIGHT, GAP = 104, 62, 8
 MOST_DOMAINS = 32
 """Domains that are drawn; a line says how many more there are."""
 
+_BARS = "Bars: bytes at peak, the dark part of them at rest."
+
 _COLORS = {
     Kind.MAIN_WEIGHTS: "#1f4e79",
     Kind.COMPUTE_WEIGHTS: "#2e86c1",
@@ -40,7 +42,7 @@ def draw_plan(plan: Plan) -> str:
         f"<title>{escape(title)}</title>",
         f'<rect width="{WIDTH}" height="{bottom + MARGIN}" fill="white"/>',
         _text(MARGIN, MARGIN + 8, title, size=16),
-        _text(MARGIN, MARGIN + 26, f"{ranks}, {plan.batches.tokens:,} tokens a step"),
+        _text(MARGIN, MARGIN + 26, f"{ranks}, {plan.batches.tokens:,} tokens a step. {_BARS}"),
         *mesh,
         *memory,
         "</svg>",

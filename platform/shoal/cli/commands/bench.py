@@ -27,5 +27,6 @@ def train(
     """Time training steps of a small decoder on two ranks of this machine."""
     from shoal.bench import bench_train  # torch takes seconds to load
 
+    typer.echo("Measuring; this takes a minute or two.", err=True)
     report = bench_train(against=against)
     typer.echo(json.dumps(report.json(), indent=2) if as_json else report.text())

@@ -19,11 +19,12 @@ Folder = Annotated[
 @app.command()
 def ls(path: Folder) -> None:
     """List the steps with their state and size, in order."""
+    steps = _steps_in(path)
     # torch takes seconds to load
     from shoal.checkpoint import Manifest
     from shoal.checkpoint.verify import damages
 
-    for step in _steps_in(path):
+    for step in steps:
         if found := damages(step):
             typer.echo(f"{step}  damaged: {found[0]}")
         else:
@@ -35,10 +36,11 @@ def ls(path: Folder) -> None:
 @app.command()
 def verify(path: Folder) -> None:
     """Read every byte and compare it with its checksum; exit code 1 if anything is damaged."""
+    steps = _steps_in(path)
     from shoal.checkpoint import verify as damages_of  # torch takes seconds to load
 
     damaged = False
-    for step in _steps_in(path):
+    for step in steps:
         found = damages_of(step)
         damaged = damaged or bool(found)
         for damage in found:
