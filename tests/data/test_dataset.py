@@ -155,6 +155,7 @@ def test_weights_are_shares_and_lose_nothing(
         assert max(counts) - min(counts) <= 1 and sum(counts) == len(part) >= size
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 10_000), min_size=1, max_size=4),
     weights=st.lists(st.floats(1e-3, 1e3), min_size=4, max_size=4),

@@ -102,7 +102,10 @@ def _flush_entry(path: Path) -> None:
 
 def _remove_leftovers(root: Path) -> None:
     for path in root.glob(".*.partial"):
-        newest = max((entry.stat().st_mtime for entry in (path, *path.iterdir())), default=0.0)
+        try:
+            newest = max(entry.stat().st_mtime for entry in (path, *path.iterdir()))
+        except FileNotFoundError:
+            continue  # its builder lives: it has just renamed it, or a file in it
         if time.time() - newest > _LEFTOVER_AGE_S:
             logger.info("removing %s, left behind by an earlier run", path)
             shutil.rmtree(path, ignore_errors=True)
