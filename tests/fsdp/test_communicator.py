@@ -60,27 +60,29 @@ def test_sum_and_average_of_rank_scaled_data_are_exact(
         assert whole == [total / world_size] * (3 * world_size)
 
 
-def _gather(transport: Transport, in_place: bool) -> list[float]:
+def _gather(transport: Transport, allocated: bool) -> list[float]:
     communicator = _communicator(transport)
-    output = communicator.allocate(communicator.size * 5, torch.bfloat16)
+    numel = communicator.size * 5
+    if allocated:
+        output = communicator.allocate(numel, torch.bfloat16)
+        communicator.release(output)
+        communicator.restore(output)
+    else:
+        output = torch.empty(numel, dtype=torch.bfloat16)
     shard = torch.arange(5, dtype=torch.bfloat16) + 10 * communicator.rank
-    if in_place:
-        own = output.view(communicator.size, 5)[communicator.rank]
-        own.copy_(shard)
-        shard = own
     communicator.all_gather(output, shard).wait()
     values: list[float] = output.tolist()
     return values
 
 
-@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("allocated", [False, True])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_all_gather_fills_the_output_in_rank_order(
-    ranks: RankPool, world_size: int, transport: Transport, in_place: bool
+    ranks: RankPool, world_size: int, transport: Transport, allocated: bool
 ) -> None:
     expected = [10.0 * rank + i for rank in range(world_size) for i in range(5)]
-    assert ranks.run(world_size, _gather, transport, in_place) == [expected] * world_size
+    assert ranks.run(world_size, _gather, transport, allocated) == [expected] * world_size
 
 
 def _reduce(

@@ -190,6 +190,8 @@ def test_released_buffers_share_the_memory_of_those_in_use(ranks: RankPool) -> N
 
 
 def _memory_after_the_end() -> int:
+    gc.collect()  # of what other tests left in this process
+    before = _shared_rss() + _num_files()
     communicator = _communicator()
     buffer = communicator.allocate(8 * MEBIBYTE, torch.float32)
     _gather(communicator, buffer, 1.0)
@@ -201,12 +203,12 @@ def _memory_after_the_end() -> int:
     assert buffer[0] == 1.0  # what is still referred to stays
     del buffer, partial
     gc.collect()
-    return _shared_rss() + sum("shoal-" in os.readlink(path) for path in _descriptors())
+    return _shared_rss() + _num_files() - before
 
 
-def _descriptors() -> list[str]:
-    folder = Path("/proc/self/fd")
-    return [str(path) for path in folder.iterdir() if path.is_symlink() and path.exists()]
+def _num_files() -> int:
+    paths = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return sum("shoal-" in os.readlink(path) for path in paths if path.exists())
 
 
 def test_nothing_stays_when_the_communicator_and_its_buffers_go(ranks: RankPool) -> None:

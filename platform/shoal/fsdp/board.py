@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import time
 import weakref
 from collections.abc import Callable
 from enum import IntEnum
 
 from shoal.errors import PeerLost, WorkError
+from shoal.fsdp.memory_file import MemoryFile, sleep_while, unmap, wake, words_at
 
 _ROW_WORDS = 128
 _FINGERPRINT_WORD = 16
@@ -23,9 +25,9 @@ _FINGERPRINT_WORD = 16
 IN_FLIGHT = 64
 """Deeds that may be under way at once; each leaves its fingerprint on the board."""
 
-_YIELDS = 200
-_PAUSE_S = 20e-6
-_LONGEST_PAUSE_S = 1e-3
+_SPIN_S = 50e-6
+"""How long a wait asks again and again before it sleeps; waking takes about as long."""
+
 _CHECK_EVERY_S = 0.05
 
 
@@ -50,20 +52,30 @@ class Counter(IntEnum):
     LEFT = 5
     """One when the rank takes part no more."""
 
+    SLEEPING = 6
+    """One when the rank wants to be woken after changes."""
+
+    BELL = 7
+    """Changes to wake the rank; its peers write it."""
+
 
 class Board:
     """All rows, seen by one rank."""
 
     def __init__(
-        self, words: memoryview, rank: int, process_descriptors: dict[int, int], timeout_s: float
+        self, file: MemoryFile, rank: int, process_descriptors: dict[int, int], timeout_s: float
     ) -> None:
-        """``words`` start zeroed; the peers' pidfds by rank become the board's to close."""
-        self._words = words
+        """The board is the start of ``file``; the peers' pidfds by rank become its to close."""
+        size = len(process_descriptors) + 1
+        self._address = file.map(0, self.nbytes(size))
+        self._words = words_at(self._address, size * _ROW_WORDS)
         self._row = rank * _ROW_WORDS
+        self._rows = [rank * _ROW_WORDS for rank in range(size)]
+        self._peers = [row for row in self._rows if row != self._row]
         self._processes = process_descriptors
         self._timeout_s = timeout_s
-        size = len(process_descriptors) + 1
-        self._rows = [rank * _ROW_WORDS for rank in range(size)]
+        self._fence = threading.Lock()
+        weakref.finalize(self, unmap, self._address, self.nbytes(size)).atexit = False
         for descriptor in process_descriptors.values():
             weakref.finalize(self, os.close, descriptor).atexit = False
 
@@ -73,13 +85,18 @@ class Board:
         return size * _ROW_WORDS * 8
 
     def set(self, counter: Counter, value: int) -> None:
-        """Write this rank's counter."""
-        self._words[self._row + counter] = value
+        """Write this rank's counter and wake who sleeps."""
+        words = self._words
+        words[self._row + counter] = value
+        self._order()
+        for row in self._peers:
+            if words[row + Counter.SLEEPING]:
+                words[row + Counter.BELL] += 1  # any other value will do, so peers may race here
+                wake(self._address + 8 * (row + Counter.BELL))
 
     def own(self, counter: Counter) -> int:
         """This rank's counter."""
-        value: int = self._words[self._row + counter]
-        return value
+        return self._words[self._row + counter]
 
     def lowest(self, counter: Counter) -> int:
         """The counter of the rank that is furthest behind."""
@@ -105,28 +122,43 @@ class Board:
             )
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Return once ``condition`` holds; raise ``PeerLost`` if a peer is lost or too slow."""
-        deadline = time.monotonic() + self._timeout_s
-        check_at = time.monotonic() + _CHECK_EVERY_S
-        pause_s = _PAUSE_S
-        attempts = 0
-        while not condition():
-            attempts += 1
-            if attempts < _YIELDS:
-                os.sched_yield()
-                continue
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.2, _LONGEST_PAUSE_S)
-            now = time.monotonic()
-            if now < check_at:
-                continue
-            check_at = now + _CHECK_EVERY_S
-            problem = self._problem()
-            if problem is None and now > deadline:
-                problem = f"a rank of this axis did not answer within {self._timeout_s:g} s"
-            if problem is not None and not condition():  # it may have answered before it left
-                self.leave()
-                raise PeerLost(f"A collective in shared memory failed: {problem}.")
+        """Return once ``condition`` holds; raise ``PeerLost`` if a peer is lost or too slow.
+
+        The condition may only change by a peer's counter.
+        """
+        spin_until = time.monotonic() + _SPIN_S
+        while time.monotonic() < spin_until:
+            if condition():
+                return
+        words, bell = self._words, self._row + Counter.BELL
+        deadline = spin_until + self._timeout_s
+        check_at = spin_until + _CHECK_EVERY_S
+        words[self._row + Counter.SLEEPING] = 1
+        try:
+            while True:
+                self._order()
+                heard = words[bell]
+                if condition():
+                    return
+                sleep_while(self._address + 8 * bell, heard, _CHECK_EVERY_S)
+                if time.monotonic() > check_at:
+                    check_at = time.monotonic() + _CHECK_EVERY_S
+                    self._check_peers(deadline, condition)
+        finally:
+            words[self._row + Counter.SLEEPING] = 0
+
+    def _order(self) -> None:
+        """Let no later read pass an earlier write; taking a lock does that."""
+        with self._fence:
+            pass
+
+    def _check_peers(self, deadline: float, condition: Callable[[], bool]) -> None:
+        problem = self._problem()
+        if problem is None and time.monotonic() > deadline:
+            problem = f"a rank of this axis did not answer within {self._timeout_s:g} s"
+        if problem is not None and not condition():  # it may have answered before it left
+            self.leave()
+            raise PeerLost(f"A collective in shared memory failed: {problem}.")
 
     def _problem(self) -> str | None:
         for rank, row in enumerate(self._rows):
@@ -141,4 +173,4 @@ class Board:
 
     def leave(self) -> None:
         """Tell the peers that this rank takes part no more."""
-        self._words[self._row + Counter.LEFT] = 1
+        self.set(Counter.LEFT, 1)

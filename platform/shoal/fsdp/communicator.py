@@ -64,8 +64,7 @@ class Communicator(Protocol):
     def all_gather(self, output: torch.Tensor, shard: torch.Tensor) -> Pending:
         """Fill ``output`` (size * numel) with every rank's ``shard`` (numel) in rank order.
 
-        ``shard`` may be the matching part of ``output`` itself, if it was written at a time when no
-        rank could still be reading the former contents.
+        ``shard`` lies elsewhere: peers may still be reading what ``output`` held before.
         """
 
     def reduce_scatter(

@@ -88,8 +88,7 @@ def join_host_memory(group: ProcessGroup) -> HostMemory:
         for peer, introduced in enumerate(introductions):
             if peer != rank:
                 processes[peer] = os.pidfd_open(introduced.pid)
-        words = file.map_words(0, Board.nbytes(size))
-        board = Board(words, rank, processes, timeout_s=_timeout_s(group))
+        board = Board(file, rank, processes, timeout_s=_timeout_s(group))
     except OSError as error:
         for descriptor in processes.values():
             os.close(descriptor)

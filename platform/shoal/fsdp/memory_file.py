@@ -11,6 +11,7 @@ import mmap
 import os
 import weakref
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -23,6 +24,9 @@ _FILE_BYTES = 1 << 44  # sparse; a bound on what one axis may ever address
 _MAP_FIXED = 0x10
 _MREMAP_MAYMOVE_FIXED_DONTUNMAP = 1 | 2 | 4
 _PUNCH_HOLE_KEEP_SIZE = 2 | 1
+_FUTEX = 202  # the number of the system call on x86-64, where alone this file is used
+_FUTEX_WAIT = 0
+_FUTEX_WAKE = 1
 _FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -95,11 +99,6 @@ class MemoryFile:
         """Memory that the file's pages take, counted once for all processes."""
         return os.fstat(self._descriptor).st_blocks * 512
 
-    def map_words(self, offset: int, nbytes: int) -> memoryview:
-        """A range of the file as signed 64-bit words."""
-        mapped = mmap.mmap(self._descriptor, nbytes, offset=offset)
-        return memoryview(mapped).cast("q")
-
     def map(self, offset: int, nbytes: int) -> int:
         """Map a range anywhere; the address."""
         return _mapped(0, nbytes, mmap.MAP_SHARED, self._descriptor, offset)
@@ -157,6 +156,27 @@ def tensor_at(address: int, numel: int, dtype: torch.dtype, *, keep: object = No
 def bytes_at(address: int, nbytes: int) -> ctypes.Array[ctypes.c_char]:
     """Mapped memory as an object that ``torch.frombuffer`` takes and keeps alive."""
     return (ctypes.c_char * nbytes).from_address(address)
+
+
+def words_at(address: int, num_words: int) -> ctypes.Array[ctypes.c_int64]:
+    """Mapped memory as signed 64-bit words, each read and written as a whole."""
+    return (ctypes.c_int64 * num_words).from_address(address)
+
+
+def sleep_while(address: int, value: int, timeout_s: float) -> None:
+    """Sleep until ``wake`` or the timeout, if the low half of the word is still ``value``'s."""
+    timeout = _TimeSpec(int(timeout_s), int(timeout_s % 1 * 1e9))
+    low = ctypes.c_uint32(value)
+    _libc.syscall(_FUTEX, ctypes.c_void_p(address), _FUTEX_WAIT, low, ctypes.byref(timeout))
+
+
+def wake(address: int) -> None:
+    """Wake the process that sleeps on a word."""
+    _libc.syscall(_FUTEX, ctypes.c_void_p(address), _FUTEX_WAKE, 1)
+
+
+class _TimeSpec(ctypes.Structure):
+    _fields_: ClassVar = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 
 
 def _mapped(
