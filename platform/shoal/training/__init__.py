@@ -1,22 +1,39 @@
 """The loop that one rank runs: schedule, loss, clipping, optimizer, metrics. Nothing of Ray."""
 
 from shoal.training.adamw import AdamW
+from shoal.training.build import build_model, build_sharded_optimizer, fill_model
 from shoal.training.events import EventKind, append_event, read_events
+from shoal.training.job import TrainJob, TrainResult
+from shoal.training.loop import train
+from shoal.training.loss import StepLosses, StepWeights
 from shoal.training.metrics import MetricsReader, MetricsWriter, StepMetrics
 from shoal.training.optimizer import build_optimizer, set_learning_rate
 from shoal.training.progress import ProgressLine
-from shoal.training.schedule import Schedule
+from shoal.training.rate import LearningRate
+from shoal.training.start import check_resume, starting_point
+from shoal.training.step import Stepper
 
 __all__ = [
     "AdamW",
     "EventKind",
+    "LearningRate",
     "MetricsReader",
     "MetricsWriter",
     "ProgressLine",
-    "Schedule",
+    "StepLosses",
     "StepMetrics",
+    "StepWeights",
+    "Stepper",
+    "TrainJob",
+    "TrainResult",
     "append_event",
+    "build_model",
     "build_optimizer",
+    "build_sharded_optimizer",
+    "check_resume",
+    "fill_model",
     "read_events",
     "set_learning_rate",
+    "starting_point",
+    "train",
 ]

@@ -7,12 +7,12 @@ import math
 import pytest
 
 from shoal.config import OptimizerSettings
-from shoal.training import Schedule
+from shoal.training import LearningRate
 
 
 def _rates(num_steps: int, **schedule: object) -> list[float]:
     settings = OptimizerSettings.model_validate({"lr": 2.0, "schedule": schedule})
-    rate = Schedule(settings=settings, num_steps=num_steps).rate
+    rate = LearningRate(settings=settings, num_steps=num_steps).at
     return [rate(step) for step in range(num_steps)]
 
 

@@ -9,7 +9,7 @@ from shoal.config import OptimizerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class LearningRate:
     """The rate of every step of a run.
 
         rate            constant        cosine, linear        wsd
@@ -38,7 +38,7 @@ class Schedule:
             return min(max(1, self.num_steps // 10), after_warmup)
         return after_warmup
 
-    def rate(self, step: int) -> float:
+    def at(self, step: int) -> float:
         """The learning rate of update ``step``, counted from 0."""
         warmup_steps = self.settings.schedule.warmup_steps
         if step < warmup_steps:

@@ -1,0 +1,52 @@
+"""What a run is given, and how it ended: values that travel between processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.checkpoint import RunFolder
+from shoal.config import Config
+from shoal.data import DatasetSpec
+from shoal.plan import Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainJob:
+    """What every rank of a run is given; all of it travels between processes."""
+
+    config: Config
+    """The configuration, its paths absolute."""
+
+    data: DatasetSpec
+    """The tokenized data."""
+
+    precision: Precision
+    """Formats, decided once for all ranks."""
+
+    device: str
+    """``cpu`` or ``cuda``."""
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run's folder, on storage that every rank sees."""
+        return RunFolder(Path(self.config.run.dir) / self.config.run.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """How a run ended."""
+
+    step: int
+    """Steps made, those before a resumption included."""
+
+    num_steps: int
+    """Steps asked for."""
+
+    checkpoint: Path | None
+    """The run's newest complete checkpoint."""
+
+    @property
+    def is_out_of_data(self) -> bool:
+        """Whether the data ended before the last step."""
+        return self.step < self.num_steps

@@ -1,0 +1,219 @@
+"""The loop that every rank of a run goes through, from its start or resumption to its end.
+
+    build ─ fill or load ─┬─► read sequences ─ step ─ report ─┬─► save ─► end
+                          └────────────── again ◄─────────────┘
+                                    (saving every few steps)
+
+Everything a step depends on is in the checkpoint or follows from the configuration: weights,
+moments, the sampler's place, each rank's random generator, the number of the step. So a run that is
+cut anywhere and resumed takes the same steps, bit for bit, as one that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from shoal.checkpoint import (
+    capture_rng,
+    hf_attachments,
+    load,
+    newest,
+    prune,
+    restore_rng,
+    save,
+)
+from shoal.config import Config
+from shoal.data import Batch, Sampler, SequenceDataset, rank_share, tokenizer_name
+from shoal.models import Decoder
+from shoal.plan import Batches, topology_of
+from shoal.training.build import build_model, build_sharded_optimizer, fill_model
+from shoal.training.events import EventKind, append_event
+from shoal.training.job import TrainJob, TrainResult
+from shoal.training.metrics import MetricsWriter, StepMetrics
+from shoal.training.process import device_of, kernel_settings, seed_rank
+from shoal.training.start import starting_point
+from shoal.training.step import Stepper
+
+
+def train(job: TrainJob, on_step: Callable[[StepMetrics], None] | None = None) -> TrainResult:
+    """Train on this rank, inside the default process group; every rank calls it alike.
+
+    ``on_step`` is called after each step, on every rank with its own times. Raises WorkError where the loss is not finite,
+    a checkpoint or the disk fails or a peer is lost, and ConfigError where a checkpoint does not
+    fit the configuration.
+    """
+    config = job.config
+    with kernel_settings(
+        threads=config.cluster.threads_per_worker, deterministic=config.train.deterministic
+    ):
+        return _Run.build(job).train(on_step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """One attempt on one rank."""
+
+    job: TrainJob
+    rank: int
+    place: tuple[int, int]
+    """Which part of each step's sequences is this rank's, and of how many."""
+    batches: Batches
+    dataset: SequenceDataset
+    sampler: Sampler
+    model: Decoder
+    optimizer: torch.optim.Optimizer
+    stepper: Stepper
+
+    @classmethod
+    def build(cls, job: TrainJob) -> _Run:
+        """Open the data and make the model, without values; every rank calls it."""
+        config, rank = job.config, dist.get_rank()
+        topology = topology_of(config)
+        batches = Batches.of(config, topology)
+        model, context = build_model(config, job.precision, device_of(job.device))
+        optimizer = build_sharded_optimizer(config, model, job.precision)
+        return cls(
+            job=job,
+            rank=rank,
+            place=(topology.coordinates(rank).data, topology.data),
+            batches=batches,
+            dataset=SequenceDataset(job.data),
+            sampler=Sampler(
+                job.data.num_sequences,
+                batches.global_batch,
+                seed=config.run.seed,
+                shuffle=config.data.shuffle,
+                epochs=config.data.epochs,
+                fingerprint=job.data.fingerprint,
+            ),
+            model=model,
+            optimizer=optimizer,
+            stepper=Stepper(
+                model,
+                context,
+                optimizer,
+                settings=config.optimizer,
+                num_steps=config.train.steps,
+            ),
+        )
+
+    def train(self, on_step: Callable[[StepMetrics], None] | None) -> TrainResult:
+        """Start, step until the steps or the data end, save on the way and at the end."""
+        start = self._choose()
+        step = self._begin(start)
+        is_own = start is not None and start.parent == self.job.folder.checkpoints
+        saved = step if is_own else None
+        every = self.job.config.checkpoint.every
+        with self._metrics(step) as metrics:
+            for ids in self._ids(step):
+                result = self.stepper.step(step, list(self._microbatches(ids)))
+                step = result.step
+                if metrics is not None:
+                    metrics.write(result)
+                if on_step is not None:
+                    on_step(result)
+                if every is not None and step % every == 0:
+                    self._save(step)
+                    saved = step
+            if saved != step:
+                self._save(step)
+        return self._end(step)
+
+    def _choose(self) -> Path | None:
+        """The checkpoint to start from, as rank 0 sees it: others may not see the newest yet."""
+        choice = [
+            starting_point(self.job.folder.checkpoints, self.job.config.checkpoint.resume)
+            if self.rank == 0
+            else None
+        ]
+        dist.broadcast_object_list(choice, src=0)
+        return choice[0]
+
+    def _begin(self, start: Path | None) -> int:
+        """Fill model, optimizer, sampler and generators; the steps made before."""
+        seed = self.job.config.run.seed
+        if start is None:
+            fill_model(self.model, self.job.config)
+            seed_rank(seed, self.rank, 0)
+            return 0
+        loaded = load(start, model=self.model, optimizer=self.optimizer)
+        self.sampler.load_state_dict(loaded.counters["sampler"])
+        if loaded.rng is not None:
+            restore_rng(loaded.rng)
+        else:
+            # Another number of ranks saved: none of their generators is this rank's.
+            seed_rank(seed, self.rank, loaded.step)
+        self._note(EventKind.RESUME, step=loaded.step, path=str(start))
+        return loaded.step
+
+    def _ids(self, step: int) -> Iterator[list[int]]:
+        """This rank's sequences of each step still to make; fewer where the data ends."""
+        for _ in range(step, self.job.config.train.steps):
+            ids = next(self.sampler, None)
+            if ids is None:
+                return
+            yield rank_share(ids, *self.place).tolist()
+
+    def _microbatches(self, ids: list[int]) -> Iterator[Batch]:
+        size = self.batches.micro_batch
+        for start in range(0, len(ids), size):
+            yield Batch.load(self.dataset, ids[start : start + size])
+
+    @contextmanager
+    def _metrics(self, step: int) -> Iterator[MetricsWriter | None]:
+        """The writer on rank 0, which keeps the steps up to ``step``; None elsewhere."""
+        with (
+            MetricsWriter(self.job.folder.path, last_step=step)
+            if self.rank == 0
+            else nullcontext() as writer
+        ):
+            yield writer
+
+    def _save(self, step: int) -> None:
+        saved = save(
+            self.job.folder.checkpoints,
+            step,
+            model=self.model,
+            optimizer=self.optimizer,
+            counters={"step": step, "sampler": self.sampler.state_dict()},
+            rng=capture_rng(),
+            attachments=_attachments(self.job.config, self.model),
+        )
+        self._note(
+            EventKind.SAVE,
+            step=step,
+            path=str(saved.path),
+            num_bytes=saved.num_bytes,
+            seconds=round(saved.seconds, 3),
+        )
+        if self.rank == 0:
+            prune(self.job.folder.checkpoints, self.job.config.checkpoint.keep)
+
+    def _end(self, step: int) -> TrainResult:
+        last = newest(self.job.folder.checkpoints)
+        result = TrainResult(
+            step=step,
+            num_steps=self.job.config.train.steps,
+            checkpoint=None if last is None else last.path,
+        )
+        self._note(EventKind.END, step=step, out_of_data=result.is_out_of_data)
+        return result
+
+    def _note(self, kind: EventKind, **fields: object) -> None:
+        if self.rank == 0:
+            append_event(self.job.folder.path, kind, **fields)
+
+
+def _attachments(config: Config, model: Decoder) -> dict[str, Path | bytes]:
+    """What an export needs beside weights: the model's config and the tokenizer's files."""
+    attachments: dict[str, Path | bytes] = {}
+    tokenizer = tokenizer_name(config.data.tokenizer, config.model.path)
+    for folder in (config.model.path, None if tokenizer == "bytes" else tokenizer):
+        attachments |= hf_attachments(model.config.hf, None if folder is None else Path(folder))
+    return attachments

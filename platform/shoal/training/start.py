@@ -1,0 +1,52 @@
+"""Where a run, or another attempt of it, goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.checkpoint import Step, newest, steps
+from shoal.errors import ConfigError
+
+
+def starting_point(folder: Path, resume: str) -> Path | None:
+    """The checkpoint to start from, or None to start anew.
+
+    ``folder`` holds the run's own checkpoints. The newest complete one comes first, whatever
+    ``resume`` says: an attempt after a failure must go on from there. Without any, a path in
+    ``resume`` is taken.
+    """
+    own = newest(folder)
+    if own is not None:
+        return own.path
+    return None if resume in ("auto", "never") else Path(resume)
+
+
+def check_resume(folder: Path, resume: str) -> None:
+    """Refuse a ``checkpoint.resume`` that the run's own checkpoints contradict.
+
+    Raises ConfigError for ``never`` where there are some, and for the path of one that is not the
+    newest: the steps after it would be made, and saved, twice.
+    """
+    own = steps(folder)
+    if not own:
+        return
+    if resume == "never":
+        raise ConfigError(
+            "checkpoint.resume",
+            resume,
+            f"{folder} holds {_listed(own)} of an earlier run",
+            "Choose another run.name, or resume with auto",
+        )
+    chosen = Path(resume).resolve()
+    if any(step.path.resolve() == chosen for step in own[:-1]):
+        raise ConfigError(
+            "checkpoint.resume",
+            resume,
+            f"the run went on to step {own[-1].number}",
+            "Choose another run.name to branch off, or delete the later steps",
+        )
+
+
+def _listed(own: tuple[Step, ...]) -> str:
+    numbers = ", ".join(str(step.number) for step in own)
+    return f"the checkpoint of step {numbers}" if len(own) == 1 else f"checkpoints {numbers}"

@@ -1,0 +1,166 @@
+"""Whole runs of the loop: resumption bit for bit, the end of the data, other numbers of ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.checkpoint import Manifest
+from shoal.training import StepMetrics, TrainJob, TrainResult, read_events, train
+from tests.ranks import RankFailure, RankPool
+from tests.training.tiny import MIXTURE, MODEL, make_config, make_job, write_text
+
+
+def _losses(job: TrainJob) -> list[tuple[int, float, float]]:
+    lines = (job.folder.path / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return [(record["step"], record["loss"], record["lr"]) for record in records]
+
+
+def _files(result: TrainResult) -> dict[str, str]:
+    """Checksums of a run's last checkpoint: weights, moments, counters and generators."""
+    assert result.checkpoint is not None
+    return {name: str(record) for name, record in Manifest.read(result.checkpoint).files.items()}
+
+
+def _job(folder: Path, name: str, *, steps: int, **sections: dict[str, Any]) -> TrainJob:
+    sections.setdefault("train", {})
+    sections["train"] = {"steps": steps, "global_batch": 4, **sections["train"]}
+    sections["run"] = {"name": name, "dir": str(folder / "runs"), "seed": 7}
+    return make_job(make_config(folder, **sections))
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "fp32, one rank": {"cluster": {"workers": 1, "device": "cpu"}},
+    "bf16, two ranks, HFSDP": {
+        "cluster": {"workers": 2, "device": "cpu", "nvlink_domain": 1},
+        "precision": {"compute": "bf16", "moments": "bf16"},
+        "sharding": {"dense": {"outer": "optimizer", "inner": "parameters"}},
+    },
+    "mixture, two ranks, ZeRO-3": {
+        "cluster": {"workers": 2, "device": "cpu"},
+        "model": {"config": {**MIXTURE, "attention_dropout": 0.1}},
+        "train": {"recompute": "layer", "micro_batch": 2},
+    },
+}
+
+
+def _train(job: TrainJob) -> TrainResult:
+    return train(job)
+
+
+class _Crash(Exception):
+    """Scripted."""
+
+
+def _train_until(job: TrainJob, step: int) -> None:
+    """Train and die on every rank right after ``step``."""
+
+    def crash(metrics: StepMetrics) -> None:
+        if metrics.step == step:
+            raise _Crash
+
+    with pytest.raises(_Crash):
+        train(job, crash)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_resumptions_are_as_none(tmp_path: Path, ranks: RankPool, case: str) -> None:
+    write_text(tmp_path / "text.txt")
+    sections: dict[str, Any] = {
+        "model": {"config": {**MODEL, "attention_dropout": 0.1}},
+        "optimizer": {
+            "lr": 0.01,
+            "weight_decay": 0.1,
+            "clip": 1.0,
+            "schedule": {"kind": "cosine", "warmup_steps": 3},
+        },
+        "checkpoint": {"every": 4, "keep": 1},
+        **CASES[case],
+    }
+    world_size = sections["cluster"]["workers"]
+    straight = _job(tmp_path, "straight", steps=12, **sections)
+    whole = ranks.run(world_size, _train, straight)[0]
+    job = _job(tmp_path, "resumed", steps=12, **sections)
+    # The steps after the last checkpoint are lost and made again.
+    ranks.run(world_size, _train_until, job, 6)
+    ranks.run(world_size, _train_until, job, 9)
+    resumed = ranks.run(world_size, _train, job)[0]
+    assert resumed.step == whole.step == 12
+    assert _losses(job) == _losses(straight)
+    assert _files(resumed) == _files(whole)
+    events = [(event["event"], event["step"]) for event in read_events(job.folder.path)]
+    assert events == [
+        ("save", 4),
+        ("resume", 4),
+        ("save", 8),
+        ("resume", 8),
+        ("save", 12),
+        ("end", 12),
+    ]
+
+
+def test_all_ranks_stop_together_when_the_data_ends(tmp_path: Path, ranks: RankPool) -> None:
+    write_text(tmp_path / "text.txt", num_bytes=24 * 10)
+    job = _job(
+        tmp_path,
+        "short",
+        steps=50,
+        cluster={"workers": 2, "device": "cpu"},
+        data={"seq_len": 24, "epochs": 1},
+    )
+    results = ranks.run(2, _train, job)
+    steps = job.data.num_sequences // 4
+    assert 0 < steps < 50
+    assert [(result.step, result.is_out_of_data) for result in results] == [(steps, True)] * 2
+    assert results[0].checkpoint is not None
+    assert results[0].checkpoint.name == f"step-{steps:08}"
+    again = ranks.run(2, _train, job)
+    assert [(result.step, result.is_out_of_data) for result in again] == [(steps, True)] * 2
+
+
+def test_a_run_goes_on_at_another_number_of_ranks(tmp_path: Path, ranks: RankPool) -> None:
+    write_text(tmp_path / "text.txt")
+    one = _job(tmp_path, "one", steps=6, checkpoint={"every": 3})
+    ranks.run(1, _train, one)
+    changing = _job(
+        tmp_path,
+        "changing",
+        steps=6,
+        checkpoint={"every": 3},
+        cluster={"workers": 2, "device": "cpu"},
+    )
+    ranks.run(2, _train_until, changing, 4)
+    single = changing.config.cluster.model_copy(update={"workers": 1})
+    ranks.run(
+        1, _train, replace(changing, config=changing.config.model_copy(update={"cluster": single}))
+    )
+    for (step, loss, _), (other_step, other, _) in zip(
+        _losses(one), _losses(changing), strict=True
+    ):
+        assert step == other_step
+        assert other == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_rank_starts_from_the_checkpoint_of_another_run(tmp_path: Path, ranks: RankPool) -> None:
+    write_text(tmp_path / "text.txt")
+    first = _job(tmp_path, "first", steps=3)
+    saved = ranks.run(1, _train, first)[0].checkpoint
+    second = _job(tmp_path, "second", steps=5, checkpoint={"resume": str(saved)})
+    result = ranks.run(1, _train, second)[0]
+    assert result.step == 5
+    assert [step for step, _, _ in _losses(second)] == [4, 5]
+    assert result.checkpoint is not None and result.checkpoint.parent.parent.name == "second"
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_the_update(
+    tmp_path: Path, ranks: RankPool
+) -> None:
+    write_text(tmp_path / "text.txt")
+    job = _job(tmp_path, "burst", steps=9, optimizer={"kind": "sgd", "lr": 1e30})
+    with pytest.raises(RankFailure, match=r"Step [23]: the (loss|gradient's norm) is (nan|inf)"):
+        ranks.run(1, _train, job)

@@ -1,0 +1,72 @@
+"""A tiny decoder over bytes, its data and its configuration, for tests of the loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.config import Config
+from shoal.data import load_tokenizer, prepare
+from shoal.plan import resolve_precision
+from shoal.training import TrainJob
+
+MODEL: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 257,
+    "hidden_size": 66,
+    "intermediate_size": 130,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 22,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+MIXTURE: dict[str, Any] = {
+    **MODEL,
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 30,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "router_aux_loss_coef": 0.1,
+    "output_router_logits": True,
+}
+
+
+def write_text(path: Path, *, num_bytes: int = 3000, seed: int = 5) -> Path:
+    """A file of random words, one line each."""
+    draw = np.random.default_rng(seed)
+    words = ["".join(map(chr, draw.integers(97, 123, draw.integers(1, 9)))) for _ in range(40)]
+    text = " ".join(words[index] for index in draw.integers(0, len(words), num_bytes // 5))
+    path.write_text(text)
+    return path
+
+
+def make_config(folder: Path, **sections: dict[str, Any]) -> Config:
+    """A run in ``folder`` on ``folder/text.txt``; ``sections`` are laid over section by section."""
+    tree: dict[str, dict[str, Any]] = {
+        "run": {"name": "run", "dir": str(folder / "runs"), "seed": 7},
+        "model": {"config": dict(MODEL)},
+        "data": {
+            "sources": ({"path": str(folder / "text.txt")},),
+            "tokenizer": "bytes",
+            "seq_len": 24,
+        },
+        "cluster": {"device": "cpu"},
+        "precision": {"compute": "fp32"},
+        "optimizer": {"lr": 0.01},
+        "train": {"steps": 3, "global_batch": 4, "micro_batch": 1},
+    }
+    for name, values in sections.items():
+        tree[name] = {**tree.get(name, {}), **values}
+    return Config.model_validate(tree)
+
+
+def make_job(config: Config) -> TrainJob:
+    """The job that a driver would hand out."""
+    folder = Path(config.run.dir) / config.run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    data = prepare(config.data, load_tokenizer("bytes"), folder / "data")
+    return TrainJob(config=config, data=data, precision=resolve_precision(config), device="cpu")
