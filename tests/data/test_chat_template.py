@@ -154,11 +154,10 @@ def test_null_values_are_as_absent() -> None:
     assert template.render(chat, add_generation_prompt=False) == "False"
 
 
-def test_characters_that_mark_the_assistants_words_are_refused() -> None:
-    with pytest.raises(ConfigError, match="U\\+FDD0"):
-        ChatTemplate(MARKED_CHATML, TOKENS).render_with_spans(
-            [{"role": "user", "content": "\ufdd0"}]
-        )
+def test_what_marks_the_assistants_words_inside_is_refused() -> None:
+    template = ChatTemplate(MARKED_CHATML, TOKENS)
+    with pytest.raises(ConfigError, match="mark the assistant's words"):
+        template.render_with_spans([{"role": "user", "content": "\ufdd0generation\ufdd0"}])
 
 
 def test_chats_need_a_template(tmp_path: Path) -> None:

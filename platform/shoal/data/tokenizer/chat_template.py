@@ -27,8 +27,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from shoal.data.tokenizer.interface import Message, check_messages, well_formed
 from shoal.errors import ConfigError
 
-# Code points that Unicode sets aside for use inside a program; a text holds none of them.
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+# Around code points that Unicode sets aside for use inside a program.
+_OPEN, _CLOSE = "\ufdd0generation\ufdd0", "\ufdd1generation\ufdd1"
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
@@ -177,8 +177,8 @@ def _refuse_markers(messages: list[dict[str, Any]]) -> None:
         raise ConfigError(
             "messages",
             [message["role"] for message in messages],
-            "they hold U+FDD0 or U+FDD1, which Unicode keeps from being text",
-            "Remove these characters",
+            f"they hold {_OPEN!a} or {_CLOSE!a}, which mark the assistant's words",
+            "Remove it",
         )
 
 
@@ -187,7 +187,7 @@ def _split_markers(marked: str) -> RenderedChat:
     pieces: list[str] = []
     spans: list[tuple[int, int]] = []
     length = start = 0
-    for piece in re.split(f"([{_OPEN}{_CLOSE}])", marked):
+    for piece in re.split(f"({_OPEN}|{_CLOSE})", marked):
         if piece == _OPEN:
             start = length
         elif piece == _CLOSE:
