@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from shoal.checkpoint import save
 from shoal.config import Config
 from shoal.errors import ConfigError, ConfigErrors
 from shoal.models import DecoderConfig, parameter_shapes, write_hf_folder
@@ -112,11 +113,18 @@ ROWS: list[tuple[dict[str, Any], str, object, str, str]] = [
     ),
     ({"optimizer": {"kind": "muon"}}, "optimizer.kind", "muon", "not available", "adamw or sgd"),
     (
+        {"optimizer": {"kind": "sgd"}, "precision": {"compute": "fp32", "moments": "bf16"}},
+        "precision.moments",
+        "bf16",
+        "format of the main weights",
+        "Leave it out",
+    ),
+    (
         {"checkpoint": {"resume": "runs/none/step-00000001"}},
         "checkpoint.resume",
         "runs/none/step-00000001",
         "no such folder",
-        "Give the folder of a step",
+        "Give the folder of a complete step",
     ),
     (
         {"model": {"config": {**DENSE, "vocab_size": 256}}},
@@ -161,6 +169,14 @@ def test_a_rule_refuses(
     assert (refusal.field, refusal.value) == (field, value)
     assert problem in refusal.problem
     assert remedy in refusal.remedy
+
+
+def test_only_a_complete_checkpoint_can_be_resumed(tmp_path: Path) -> None:
+    refusal = _refusal(config(checkpoint={"resume": str(tmp_path)}))
+    assert refusal.field == "checkpoint.resume"
+    assert "no complete checkpoint" in refusal.problem and "manifest.json" in refusal.problem
+    saved = save(tmp_path, 1, model=torch.nn.Linear(2, 2), optimizer=None, counters={})
+    check(config(checkpoint={"resume": str(saved.path)}), BARE)
 
 
 def test_a_graph_is_refused_on_cuda_too() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from shoal.checkpoint.verify import damages
 from shoal.config import AxisLevels, Config
 from shoal.data import check_vocabulary, load_tokenizer, tokenizer_name
 from shoal.errors import ConfigError, ConfigErrors
@@ -159,16 +160,26 @@ def _precision(facts: Facts) -> Iterator[ConfigError]:
 
 
 def _optimizer(facts: Facts) -> Iterator[ConfigError]:
-    if facts.config.optimizer.kind == "muon":
+    optimizer, moments = facts.config.optimizer, facts.config.precision.moments
+    if optimizer.kind == "muon":
         problem = "Muon is not available in this version"
         yield ConfigError("optimizer.kind", "muon", problem, "Use adamw or sgd")
+    if optimizer.kind == "sgd" and moments != "fp32":
+        problem = "SGD keeps its momentum in the format of the main weights"
+        remedy = "Leave it out, or set precision.main_weights"
+        yield ConfigError("precision.moments", moments, problem, remedy)
 
 
 def _resume(facts: Facts) -> Iterator[ConfigError]:
     resume = facts.config.checkpoint.resume
-    if resume not in RESUME_WORDS and not Path(resume).is_dir():
+    if resume in RESUME_WORDS:
+        return
+    remedy = "Give the folder of a complete step, such as runs/run/checkpoints/step-00000010"
+    if not Path(resume).is_dir():
         problem = "is neither auto nor never, and there is no such folder"
-        remedy = "Give the folder of a step, such as runs/run/checkpoints/step-00000010"
+        yield ConfigError("checkpoint.resume", resume, problem, remedy)
+    elif found := damages(Path(resume)):
+        problem = f"it is no complete checkpoint: {found[0]}"
         yield ConfigError("checkpoint.resume", resume, problem, remedy)
 
 
