@@ -35,7 +35,7 @@ def _sequences(counts: list[int], step: int) -> Batch:
     labels = torch.full_like(tokens, IGNORED)
     for row, count in enumerate(counts):
         places = torch.randperm(LENGTH, generator=draw)[:count]
-        labels[row, places] = tokens[row, places] ^ 1
+        labels[row, places] = (tokens[row, places] + 1) % 257
     positions = torch.arange(LENGTH).expand(SEQUENCES, -1)
     return Batch(
         tokens=tokens, labels=labels, positions=positions, documents=torch.zeros_like(tokens)
@@ -71,7 +71,7 @@ def _reference(config: Config, counts: list[int]) -> tuple[list[float], dict[str
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.grad is not None:
-                    parameter -= RATE * parameter.grad
+                    parameter.sub_(RATE * parameter.grad)
         losses.append(mean.item())
     return losses, {name: value.detach() for name, value in model.named_parameters()}
 

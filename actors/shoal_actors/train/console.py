@@ -1,0 +1,66 @@
+"""Keeps the terminal for what Shoal has to say: everything else goes to a file.
+
+Ray, its C++ core and the libraries under them print to the process's standard streams, from threads
+and at moments of their own choosing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+
+from shoal.errors import WorkError
+
+
+@contextmanager
+def divert_output(log: Path) -> Iterator[Console]:
+    """Send standard output and error to ``log``, and yield a console on the real output.
+
+    Raises WorkError where ``log`` cannot be written.
+    """
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(log.open("a", encoding="utf-8", buffering=1))
+        except OSError as error:
+            raise WorkError(f"{log} cannot be written: {error.strerror}.") from error
+        terminal = stack.enter_context(_real_output())
+        for descriptor in (1, 2):
+            stack.enter_context(_replaced(descriptor, file.fileno()))
+        stack.enter_context(redirect_stdout(file))
+        stack.enter_context(redirect_stderr(file))
+        yield Console(file=terminal)
+
+
+@contextmanager
+def _real_output() -> Iterator[TextIO]:
+    """A stream that stays with the user's output while descriptor 1 goes elsewhere."""
+    if _descriptor(sys.stdout) != 1:
+        yield sys.stdout  # replaced by whoever called: it knows its own way
+        return
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, buffering=1) as stream:
+        yield stream
+
+
+@contextmanager
+def _replaced(descriptor: int, other: int) -> Iterator[None]:
+    kept = os.dup(descriptor)
+    os.dup2(other, descriptor)
+    try:
+        yield
+    finally:
+        os.dup2(kept, descriptor)
+        os.close(kept)
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):  # a stream in memory has none
+        return None

@@ -1,0 +1,74 @@
+"""What each Ray Train worker runs: the loop of the platform, with its errors put into words."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ray
+import torch.distributed as dist
+
+from shoal.errors import ConfigError
+from shoal.training import EventKind, TrainJob, TrainResult, append_event, train
+from shoal_actors.train.domains import check_domains
+from shoal_actors.train.failure import describe
+
+LOGS_FOLDER = "logs"
+"""Where, in a run's folder, each rank logs."""
+
+
+def work(job: TrainJob) -> TrainResult:
+    """Train on this worker's rank; raises RankFailed whatever went wrong."""
+    rank = dist.get_rank()
+    try:
+        _check_shared(job, rank)
+        with _log_file(job.folder.path / LOGS_FOLDER / f"rank-{rank}.log"):
+            _announce(job, rank)
+            result = train(job)
+            dist.destroy_process_group()
+            return result
+    except Exception as error:  # the edge of the process: the driver gets it in plain values
+        raise describe(rank, error) from None
+
+
+def _check_shared(job: TrainJob, rank: int) -> None:
+    if not job.folder.path.is_dir():
+        raise ConfigError(
+            "run.dir",
+            job.config.run.dir,
+            f"rank {rank}, on {socket.gethostname()}, does not see the run's folder",
+            "Use a folder that all nodes share",
+        )
+
+
+def _announce(job: TrainJob, rank: int) -> None:
+    """Note who takes part in this attempt, after a look at where the ranks landed."""
+    own = (ray.get_runtime_context().get_node_id(), socket.gethostname(), os.getpid())
+    places: list[tuple[str, str, int]] = [own] * dist.get_world_size()
+    dist.all_gather_object(places, own)
+    check_domains([node for node, _, _ in places], job.config.cluster.nvlink_domain)
+    if rank == 0:
+        workers = [{"rank": r, "host": h, "pid": p} for r, (_, h, p) in enumerate(places)]
+        append_event(job.folder.path, EventKind.START, workers=workers)
+
+
+@contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    """Log this process to a file as well."""
+    path.parent.mkdir(exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    except Exception:
+        root.exception("this rank failed")
+        raise
+    finally:
+        root.removeHandler(handler)
+        handler.close()
