@@ -213,3 +213,12 @@ def test_a_batch_holds_its_sequences_in_order(tmp_path: Path) -> None:
     assert batch.num_labels == 1
     assert Batch.load(dataset, [0]).num_labels == 0  # a rank may have none
     assert batch.to(torch.device("meta")).labels.is_meta
+
+
+def test_ranks_may_have_very_different_numbers_of_labels(tmp_path: Path) -> None:
+    """Fault 36: a loss can weigh by tokens only if each batch counts its own labels."""
+    full = list(range(64))
+    masks = [[True] * 64, [False] * 63 + [True]]
+    dataset = SequenceDataset(_spec(_source(tmp_path / "a", [full, full], masks), seq_len=64))
+    assert [Batch.load(dataset, [number]).num_labels for number in (0, 1)] == [63, 1]
+    assert Batch.load(dataset, [0, 1]).num_labels == dataset.spec.num_labels == 64
