@@ -42,7 +42,7 @@ class RayDataRunner:
                     override_num_blocks=len(shards),
                 )
                 .map(
-                    _tokenize_row,  # type: ignore[arg-type]  # Ray types it without its fn_args
+                    _tokenize_row,
                     fn_args=[function],
                     num_cpus=1,
                     compute=ray.data.TaskPoolStrategy(size=self.workers),
