@@ -45,7 +45,7 @@ class ConfigError(ShoalError):
 
 
 class ConfigErrors(ConfigError):
-    """Two or more mistakes in the user's input, one to a line; the attributes are those of the first."""
+    """Several mistakes in the user's input, one to a line; the attributes are the first one's."""
 
     def __init__(self, problems: Sequence[ConfigError]) -> None:
         self.problems = tuple(problems)
