@@ -62,8 +62,8 @@ def attend(
 ) -> torch.Tensor:
     """Softmax attention of each token to itself and to what precedes it in its document.
 
-    ``query`` is ``[B, S, heads, D]``, ``key`` and ``value`` are ``[B, S, key/value heads, D]`` where
-    the latter number divides the former; the result is like ``query``. ``window`` limits a token to
+    ``query`` is ``[B, S, heads, D]``, ``key`` and ``value`` are ``[B, S, key/value heads, D]``, the
+    latter number dividing the former; the result is like ``query``. ``window`` limits a token to
     that many newest positions, itself included. ``dropout`` is the probability with which each
     attention weight is dropped, drawn from torch's global generator of the device.
     """
@@ -80,9 +80,9 @@ def attend(
         )
         for sequence, start, stop in spans.spans
     ]
-    # Documents in order are the tokens of the batch in order.
-    joined = torch.cat(pieces, dim=2)
-    return joined.unflatten(2, (query.shape[0], query.shape[2])).squeeze(0).permute(1, 2, 0, 3)
+    # Documents in order are the tokens of the batch in order: [B * S, heads, D].
+    tokens = torch.cat([piece.squeeze(0).transpose(0, 1) for piece in pieces])
+    return tokens.view(query.shape[0], query.shape[2], *tokens.shape[1:])
 
 
 def _attend_document(

@@ -16,7 +16,8 @@ from torch.autograd.function import once_differentiable
 IGNORED = -100
 """Label of a row that has no target."""
 
-_CHUNK_BYTES = 64 * 2**20
+CHUNK_BYTES = 64 * 2**20
+"""Most fp32 logits that exist at a time, unless a single row takes more."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -50,13 +51,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if hidden_gradient is not None:
                 torch.mm(logit_gradient, weight, out=hidden_gradient[rows])
             if weight_gradient is not None:
-                weight_gradient += logit_gradient.t() @ hidden[rows]
+                _add_product(weight_gradient, logit_gradient.t(), hidden[rows])
         ctx.gradients = (hidden_gradient, weight_gradient)
         ctx.weight_dtype = weight.dtype
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(
         ctx: Any, gradient: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
@@ -71,6 +72,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return hidden_gradient, weight_gradient, None, None
 
 
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """``total += left @ right``, without a second matrix of its size where the dtypes agree."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
 def linear_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -80,14 +89,14 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """Sum over rows of ``-log softmax(hidden @ weight.T)[label]``, a fp32 scalar.
 
-    ``hidden`` is ``[T, H]``, ``weight`` ``[V, H]`` of the same dtype, ``labels`` ``[T]`` int64 where
-    ``IGNORED`` rows count nothing. ``chunk_rows`` rows are taken at a time; unset, so many that
-    their fp32 logits take 64 MiB. Logits are rounded to the head's dtype once, everything after is
-    fp32. The result can be differentiated once.
+    ``hidden`` is ``[T, H]``, ``weight`` ``[V, H]`` of the same dtype, ``labels`` ``[T]`` int64;
+    rows labelled ``IGNORED`` count nothing. ``chunk_rows`` rows are taken at a time; unset, so
+    many that their fp32 logits take 64 MiB. Logits are rounded to the head's dtype once,
+    everything after is fp32. The result can be differentiated once.
     """
     if chunk_rows is None:
-        chunk_rows = max(_CHUNK_BYTES // (4 * weight.shape[0]), 1)
+        chunk_rows = max(CHUNK_BYTES // (4 * weight.shape[0]), 1)
     if not torch.is_grad_enabled():
         hidden, weight = hidden.detach(), weight.detach()
-    loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, chunk_rows)
+    loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, chunk_rows)  # type: ignore[no-untyped-call]
     return loss

@@ -34,7 +34,7 @@ class _GroupedLinear(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(
         ctx: Any, gradient: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
@@ -62,5 +62,5 @@ def grouped_linear(
     sum), ``weight`` ``[E * N, K]`` with group g in rows ``g * N`` to ``(g + 1) * N``; the result is
     ``[R, N]``. One dtype throughout.
     """
-    outputs: torch.Tensor = _GroupedLinear.apply(inputs.contiguous(), weight, tuple(sizes))
+    outputs: torch.Tensor = _GroupedLinear.apply(inputs.contiguous(), weight, tuple(sizes))  # type: ignore[no-untyped-call]
     return outputs

@@ -19,7 +19,7 @@ class _Rotate(torch.autograd.Function):
         return _rotated(heads, cosine, sine)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         cosine, sine = ctx.saved_tensors
         return _rotated(gradient, cosine, -sine), None, None
@@ -38,5 +38,5 @@ def rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> tor
     dtype; the result is like ``heads``. Source: Su et al., https://arxiv.org/abs/2104.09864, in
     the order of two halves that Hugging Face weights have.
     """
-    rotated: torch.Tensor = _Rotate.apply(heads, cosine, sine)
+    rotated: torch.Tensor = _Rotate.apply(heads, cosine, sine)  # type: ignore[no-untyped-call]
     return rotated

@@ -47,11 +47,11 @@ class _Dispatch(torch.autograd.Function):
         return tokens.index_select(0, order // choices)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (inverse,) = ctx.saved_tensors
-        rows = gradient.index_select(0, inverse).unflatten(0, (-1, ctx.choices))
-        return rows.sum(dim=1), None, None, None
+        rows = gradient.index_select(0, inverse)
+        return rows.view(-1, ctx.choices, rows.shape[1]).sum(dim=1), None, None, None
 
 
 class _Permute(torch.autograd.Function):
@@ -63,7 +63,7 @@ class _Permute(torch.autograd.Function):
         return rows.index_select(0, order)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (inverse,) = ctx.saved_tensors
         return gradient.index_select(0, inverse), None, None
@@ -72,7 +72,7 @@ class _Permute(torch.autograd.Function):
 def dispatch(tokens: torch.Tensor, groups: ExpertGroups) -> torch.Tensor:
     """Rows of ``tokens`` ``[T, H]`` in expert-major order: ``[T * k, H]``."""
     choices = groups.order.numel() // max(tokens.shape[0], 1)
-    rows: torch.Tensor = _Dispatch.apply(tokens, groups.order, groups.inverse, choices)
+    rows: torch.Tensor = _Dispatch.apply(tokens, groups.order, groups.inverse, choices)  # type: ignore[no-untyped-call]
     return rows
 
 
@@ -82,6 +82,6 @@ def combine(rows: torch.Tensor, weights: torch.Tensor, groups: ExpertGroups) -> 
     The result is ``[T, H]`` in the dtype of ``rows``; products and sums are taken in the wider of
     the two dtypes, experts in increasing order.
     """
-    back: torch.Tensor = _Permute.apply(rows, groups.inverse, groups.order)
-    visits = back.unflatten(0, weights.shape)
-    return (visits * weights.unsqueeze(-1)).sum(dim=1).to(rows.dtype)
+    back: torch.Tensor = _Permute.apply(rows, groups.inverse, groups.order)  # type: ignore[no-untyped-call]
+    weighted = back.view(*weights.shape, -1) * weights.unsqueeze(-1)
+    return weighted.sum(dim=1).to(rows.dtype)
