@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.errors import ConfigError
+from shoal.models.config_reader import ConfigReader, refuse_typos
 from shoal.models.families import FAMILIES, Biases, Family, QueryKeyNorm, Windows
 from shoal.models.rotary import RotaryConfig
-
-# Keys that every family knows besides its defaults.
-_COMMON_KEYS = frozenset(
-    {"model_type", "architectures", "rope_parameters", "rope_scaling", "num_local_experts"}
-    | {"torch_dtype", "dtype", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id"}
-    | {"transformers_version", "output_router_logits", "pretraining_tp", "layer_types"}
-    | {"max_window_layers", "quantization_config", "original_max_position_embeddings"}
-)
-_TYPO_SIMILARITY = 0.87
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,8 +77,8 @@ class DecoderConfig:
         key that is misspelt.
         """
         family = _family(hf)
-        _refuse_typos(hf, family)
-        reader = _Reader({**family.defaults, **hf})
+        refuse_typos(hf, family)
+        reader = ConfigReader({**family.defaults, **hf})
         _refuse_features(reader, family)
         hidden_size = reader.count("hidden_size")
         num_heads = reader.count("num_attention_heads")
@@ -135,42 +125,6 @@ class DecoderConfig:
         return FAMILIES[self.model_type].architecture
 
 
-class _Reader:
-    """Values of a config, checked as they are read."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def get(self, key: str) -> Any:
-        return self._values.get(key)
-
-    def error(self, key: str, problem: str, remedy: str) -> ConfigError:
-        return ConfigError(f"model.config.{key}", self._values.get(key), problem, remedy)
-
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self._values.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(key, "it must be a whole number of at least 1", f"Set {key}")
-        return value
-
-    def number(self, key: str) -> float:
-        value = self._values.get(key)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 <= value < math.inf
-        ):
-            raise self.error(key, "it must be a number of at least 0", f"Set {key}")
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        value = self._values.get(key)
-        if value not in (None, False, True):
-            raise self.error(key, "it must be true or false", f"Set {key} to true or false")
-        return bool(value)
-
-
 def _family(hf: Mapping[str, Any]) -> Family:
     name = hf.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
@@ -183,21 +137,7 @@ def _family(hf: Mapping[str, Any]) -> Family:
     return FAMILIES[name]
 
 
-def _refuse_typos(hf: Mapping[str, Any], family: Family) -> None:
-    # Real files carry many keys of other programs, so only those that look like a misspelling of
-    # a key this family reads, and that is absent, are refused.
-    known = set(family.defaults) | _COMMON_KEYS
-    for key in hf:
-        if key in known:
-            continue
-        near = difflib.get_close_matches(key, known - set(hf), n=1, cutoff=_TYPO_SIMILARITY)
-        if near:
-            raise ConfigError(
-                f"model.config.{key}", hf[key], "there is no such key", f"Did you mean {near[0]}"
-            )
-
-
-def _refuse_features(reader: _Reader, family: Family) -> None:
+def _refuse_features(reader: ConfigReader, family: Family) -> None:
     if reader.get("hidden_act") != "silu":
         raise reader.error("hidden_act", "these families gate with silu", "Set it to silu")
     if reader.get("quantization_config"):
@@ -211,7 +151,7 @@ def _refuse_features(reader: _Reader, family: Family) -> None:
             raise reader.error(key, "this family has no such feature", "Remove the key")
 
 
-def _biases(reader: _Reader, family: Family) -> tuple[bool, bool]:
+def _biases(reader: ConfigReader, family: Family) -> tuple[bool, bool]:
     match family.biases:
         case Biases.NONE:
             return False, False
@@ -223,7 +163,7 @@ def _biases(reader: _Reader, family: Family) -> tuple[bool, bool]:
             return reader.flag("attention_bias"), reader.flag("attention_bias")
 
 
-def _head_dim(reader: _Reader, family: Family, hidden_size: int, num_heads: int) -> int:
+def _head_dim(reader: ConfigReader, family: Family, hidden_size: int, num_heads: int) -> int:
     if reader.get("head_dim") is None and hidden_size % num_heads:
         raise reader.error(
             "hidden_size", f"{num_heads} heads do not divide it", "Set head_dim or change the heads"
@@ -242,14 +182,14 @@ def _head_dim(reader: _Reader, family: Family, hidden_size: int, num_heads: int)
     return head_dim
 
 
-def _probability(reader: _Reader, key: str) -> float:
+def _probability(reader: ConfigReader, key: str) -> float:
     value = reader.number(key)
     if value >= 1:
         raise reader.error(key, "a probability below 1 is needed", "Take, say, 0.1")
     return value
 
 
-def _windows(reader: _Reader, family: Family, num_layers: int) -> tuple[int | None, ...]:
+def _windows(reader: ConfigReader, family: Family, num_layers: int) -> tuple[int | None, ...]:
     kind = family.windows
     if kind is Windows.NONE:
         used = False
@@ -279,7 +219,7 @@ def _windows(reader: _Reader, family: Family, num_layers: int) -> tuple[int | No
 
 
 def _typed_windows(
-    reader: _Reader, types: Any, window: int | None, num_layers: int
+    reader: ConfigReader, types: Any, window: int | None, num_layers: int
 ) -> tuple[int | None, ...]:
     windows = {"full_attention": None, "sliding_attention": window}
     if not isinstance(types, list | tuple) or len(types) != num_layers:
@@ -293,7 +233,7 @@ def _typed_windows(
     return tuple(windows[kind] for kind in types)
 
 
-def _sparse_layers(reader: _Reader, family: Family, num_layers: int) -> tuple[bool, ...]:
+def _sparse_layers(reader: ConfigReader, family: Family, num_layers: int) -> tuple[bool, ...]:
     if family.expert_width is None:
         return (False,) * num_layers
     if "decoder_sparse_step" not in family.defaults:
@@ -303,7 +243,7 @@ def _sparse_layers(reader: _Reader, family: Family, num_layers: int) -> tuple[bo
     return tuple(i not in dense and (i + 1) % step == 0 for i in range(num_layers))
 
 
-def _experts(reader: _Reader, family: Family) -> ExpertsConfig:
+def _experts(reader: ConfigReader, family: Family) -> ExpertsConfig:
     assert family.expert_width is not None
     key = "num_experts" if reader.get("num_local_experts") is None else "num_local_experts"
     num_experts = reader.count(key)
