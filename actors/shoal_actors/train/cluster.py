@@ -12,7 +12,7 @@ import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ray
@@ -20,6 +20,7 @@ import ray
 import shoal
 import shoal_actors
 from shoal.errors import ConfigError
+from shoal.plan import Machine
 
 CONNECT_TIMEOUT_S = 5.0
 """Ray itself would try a dead address for two minutes."""
@@ -61,6 +62,11 @@ class Cluster:
         """Whether any node has a GPU, or may come with one."""
         return any(node.get("GPU", 0) >= 1 for node in (*self.nodes, self.limit or {}))
 
+    @property
+    def machine(self) -> Machine:
+        """What its nodes can do; their CPUs are taken to be like this machine's."""
+        return replace(Machine.here(), has_cuda=self.has_gpus)
+
     def num_places(self, worker: Mapping[str, float]) -> int:
         """How many workers of these resources fit at most, now or once it has grown."""
         if self.limit is not None:
@@ -70,6 +76,11 @@ class Cluster:
 
 def _fitting(resources: Mapping[str, float], worker: Mapping[str, float]) -> int:
     return min(int(resources.get(name, 0) // amount) for name, amount in worker.items())
+
+
+def is_elsewhere() -> bool:
+    """Whether a run will use a cluster that exists, rather than one of its own."""
+    return ray.is_initialized() or os.environ.get("RAY_ADDRESS") not in (None, "local")
 
 
 @contextmanager
@@ -84,13 +95,13 @@ def open_cluster(*, num_cpus: int) -> Iterator[Cluster]:
     if ray.is_initialized():
         yield _survey(is_own=False)
         return
-    address = os.environ.get("RAY_ADDRESS")
-    if address is None or address == "local":
+    is_own = not is_elsewhere()
+    if is_own:
         _start(num_cpus)
     else:
-        _connect(address)
+        _connect(os.environ["RAY_ADDRESS"])
     try:
-        yield _survey(is_own=address is None or address == "local")
+        yield _survey(is_own=is_own)
     finally:
         ray.shutdown()
 

@@ -6,6 +6,7 @@ and at moments of their own choosing.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -34,7 +35,9 @@ def divert_output(log: Path) -> Iterator[Console]:
             stack.enter_context(_replaced(descriptor, file.fileno()))
         stack.enter_context(redirect_stdout(file))
         stack.enter_context(redirect_stderr(file))
-        yield Console(file=terminal)
+        console = Console(file=terminal)
+        stack.enter_context(_logged_to(console))
+        yield console
 
 
 @contextmanager
@@ -57,6 +60,30 @@ def _replaced(descriptor: int, other: int) -> Iterator[None]:
     finally:
         os.dup2(kept, descriptor)
         os.close(kept)
+
+
+class _ConsoleHandler(logging.Handler):
+    """Prints what Shoal's own packages log."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(self.format(record), markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _logged_to(console: Console) -> Iterator[None]:
+    handler = _ConsoleHandler(console)
+    loggers = [logging.getLogger(package) for package in ("shoal", "shoal_actors")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
 def _descriptor(stream: TextIO) -> int | None:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import ray
+from ray.exceptions import RayError
 from ray.train import (
     FailureConfig,
     RunConfig,
@@ -32,8 +34,11 @@ from ray.train.v2._internal.callbacks.placement_group_callback import (
     PlacementGroupCleanerCallback,
 )
 
-from shoal.errors import ShoalError, WorkError
+from shoal.errors import EndedEarly, ShoalError, WorkError
 from shoal_actors.train.failure import FailureReport, RunFailed, first_cause
+
+ABORT_TIMEOUT_S = 15.0
+"""Time for the workers to be killed when the driver is told to stop."""
 
 Job = TypeVar("Job")
 Value = TypeVar("Value")
@@ -98,9 +103,24 @@ class _Trainer(TorchTrainer):  # type: ignore[misc]
     cluster in a file that a killed ``ray start`` leaves behind, and then hangs for 12 seconds.
     """
 
+    _controller: Any = None
+
     def _create_default_callbacks(self) -> list[Any]:
         callbacks = super()._create_default_callbacks()
         return [each for each in callbacks if not isinstance(each, PlacementGroupCleanerCallback)]
+
+    def _register_sigint_handler(self, controller: Any) -> None:
+        """Called in the main thread. Ray's own handler would end the process at a Ctrl-C."""
+        self._controller = controller
+
+    def abort(self) -> None:
+        """Kill the workers of a ``fit`` that an exception has left."""
+        if self._controller is None:
+            return
+        try:
+            ray.get(self._controller.abort.remote(), timeout=ABORT_TIMEOUT_S)
+        except RayError:
+            pass  # the controller ends itself instead of answering
 
 
 class _Backend(TorchConfig().backend_cls):  # type: ignore[misc]
@@ -133,7 +153,8 @@ def run_gang(
     share; Ray keeps its notes there. ``on_failure`` is called in another process of this machine.
 
     Raises RunFailed with the cause when no further attempt is made, and ConfigError where a worker
-    refused the user's input.
+    refused the user's input. An exception that a signal handler raises passes through, with the
+    workers killed.
     """
     trainer = _Trainer(
         lambda: function(job),
@@ -161,6 +182,9 @@ def run_gang(
         value: Value = trainer.fit().return_value
     except TrainingFailedError as error:
         raise _ending(error) from None
+    except (KeyboardInterrupt, EndedEarly):
+        trainer.abort()
+        raise
     return value
 
 

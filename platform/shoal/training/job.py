@@ -7,8 +7,8 @@ from pathlib import Path
 
 from shoal.checkpoint import RunFolder
 from shoal.config import Config
-from shoal.data import DatasetSpec
-from shoal.plan import Precision
+from shoal.data import DatasetSpec, Sampler
+from shoal.plan import Batches, Precision, topology_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,18 @@ class TrainJob:
     def folder(self) -> RunFolder:
         """The run's folder, on storage that every rank sees."""
         return RunFolder(Path(self.config.run.dir) / self.config.run.name)
+
+    def sampler(self) -> Sampler:
+        """The order of the data from its start; raises ConfigError where it fills no batch."""
+        config = self.config
+        return Sampler(
+            self.data.num_sequences,
+            Batches.of(config, topology_of(config)).global_batch,
+            seed=config.run.seed,
+            shuffle=config.data.shuffle,
+            epochs=config.data.epochs,
+            fingerprint=self.data.fingerprint,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,9 +44,9 @@ from shoal.training.step import Stepper
 def train(job: TrainJob, on_step: Callable[[StepMetrics], None] | None = None) -> TrainResult:
     """Train on this rank, inside the default process group; every rank calls it alike.
 
-    ``on_step`` is called after each step, on every rank with its own times. Raises WorkError where the loss is not finite,
-    a checkpoint or the disk fails or a peer is lost, and ConfigError where a checkpoint does not
-    fit the configuration.
+    ``on_step`` is called after each step, on every rank with its own times. Raises WorkError where
+    the loss is not finite, a checkpoint or the disk fails or a peer is lost, and ConfigError where
+    a checkpoint does not fit the configuration.
     """
     config = job.config
     with kernel_settings(
@@ -84,14 +84,7 @@ class _Run:
             place=(topology.coordinates(rank).data, topology.data),
             batches=batches,
             dataset=SequenceDataset(job.data),
-            sampler=Sampler(
-                job.data.num_sequences,
-                batches.global_batch,
-                seed=config.run.seed,
-                shuffle=config.data.shuffle,
-                epochs=config.data.epochs,
-                fingerprint=job.data.fingerprint,
-            ),
+            sampler=job.sampler(),
             model=model,
             optimizer=optimizer,
             stepper=Stepper(

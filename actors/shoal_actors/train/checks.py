@@ -1,0 +1,47 @@
+"""What is refused once the cluster and the run's folder are known, before any worker starts."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from shoal.config import Config
+from shoal.errors import ConfigError
+from shoal.plan import Plan
+from shoal_actors.train.cluster import Cluster
+from shoal_actors.train.gang import Gang
+
+
+def check_places(gang: Gang, cluster: Cluster) -> None:
+    """Refuse more workers than the cluster can ever place; raises ConfigError."""
+    places = cluster.num_places(gang.resources)
+    if gang.num_workers > places:
+        needs = " and ".join(f"{amount:g} {name}" for name, amount in gang.resources.items())
+        raise ConfigError(
+            "cluster.workers",
+            gang.num_workers,
+            f"the cluster has room for {places} workers of {needs} each, and cannot grow further",
+            f"Use at most {places}" if places else "Use a cluster with such resources",
+        )
+
+
+def checkpoint_bytes(config: Config, plan: Plan) -> int:
+    """Bytes of weights and moments in one checkpoint."""
+    weight = plan.precision.main_weights.itemsize
+    if config.optimizer.kind == "sgd":
+        moments = weight if config.optimizer.momentum else 0
+    else:
+        moments = 2 * plan.precision.moments.itemsize
+    return plan.num_parameters * (weight + moments)
+
+
+def check_room(config: Config, plan: Plan, folder: Path) -> None:
+    """Refuse a disk that cannot hold a single checkpoint; raises ConfigError."""
+    needed, room = checkpoint_bytes(config, plan), shutil.disk_usage(folder)
+    if room.total and room.free < needed:  # some file systems do not tell
+        raise ConfigError(
+            "run.dir",
+            config.run.dir,
+            f"one checkpoint takes {needed:,} bytes and {room.free:,} are free there",
+            "Free some, or choose a folder on another disk",
+        )

@@ -1,0 +1,195 @@
+"""Drives one run from its configuration to its end: ``shoal train``.
+
+lock the folder ─ Ray ─ plan, refusals ─ tokenize ─ gang of workers ─ how it ended
+                                                       │
+                          the folder ◄── steps, events, checkpoints ──► console
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from shoal.checkpoint import RunFolder, newest
+from shoal.config import Config, dump_config
+from shoal.data import DatasetSpec, load_tokenizer, prepare, tokenizer_name
+from shoal.errors import ConfigError, EndedEarly, WorkError
+from shoal.plan import Machine, Plan, make_plan, read_decoder_config
+from shoal.training import (
+    EventKind,
+    TrainJob,
+    TrainResult,
+    append_event,
+    check_resume,
+    read_events,
+)
+from shoal_actors.data import RayDataRunner
+from shoal_actors.train.checks import check_places, check_room
+from shoal_actors.train.cluster import Cluster, is_elsewhere, open_cluster
+from shoal_actors.train.console import divert_output
+from shoal_actors.train.failure import FailureReport, RunFailed
+from shoal_actors.train.follow import Follower
+from shoal_actors.train.gang import Gang, run_gang
+from shoal_actors.train.paths import with_absolute_paths
+from shoal_actors.train.worker import LOGS_FOLDER, work
+
+CONFIG_FILE = "config.yaml"
+TOKENS_FOLDER = ".tokens"
+"""Cache of tokenized data in ``run.dir``; no run can have this name."""
+
+
+def run(config: Config) -> int:
+    """Train as ``config`` says and return 0.
+
+    Goes on from the newest complete checkpoint of the run's folder. Raises ConfigError for what
+    cannot work, before any worker starts where that can be known; WorkError with the first cause
+    where the run failed; EndedEarly where the data ended or SIGTERM came before the last step.
+    """
+    config = with_absolute_paths(config)
+    if not is_elsewhere():
+        make_plan(config, Machine.here())  # refuses before anything is started or written
+    folder = _folder(config)
+    with folder.lock(), _sigterm_raises():
+        check_resume(folder.checkpoints, config.checkpoint.resume)
+        logs = folder.path / LOGS_FOLDER
+        logs.mkdir(exist_ok=True)
+        with divert_output(logs / "driver.log") as console:
+            try:
+                result = _train(config, console)
+            except ConfigError as error:
+                append_event(folder.path, EventKind.REFUSAL, message=str(error))
+                raise
+    if result.is_out_of_data:
+        raise EndedEarly(
+            f"The data ended after step {result.step} of {result.num_steps}"
+            f" (data.epochs = {config.data.epochs}); {result.checkpoint} holds that step."
+        )
+    return 0
+
+
+def _folder(config: Config) -> RunFolder:
+    return RunFolder(Path(config.run.dir) / config.run.name)
+
+
+def _train(config: Config, console: Console) -> TrainResult:
+    """Everything between the lock and the last word."""
+    folder = _folder(config)
+    own = newest(folder.checkpoints)
+    if own is not None and own.number >= config.train.steps:
+        console.print(f"Step {own.number} of {config.train.steps} is made already: {own.path}")
+        return TrainResult(step=own.number, num_steps=config.train.steps, checkpoint=own.path)
+    num_cpus = config.cluster.workers * config.cluster.threads_per_worker
+    with open_cluster(num_cpus=num_cpus) as cluster:
+        plan = make_plan(config, cluster.machine)
+        gang = Gang(
+            num_workers=config.cluster.workers,
+            device=plan.device,
+            threads=config.cluster.threads_per_worker,
+            timeout_s=config.cluster.timeout_s,
+            max_failures=config.cluster.max_failures,
+        )
+        check_places(gang, cluster)
+        check_room(config, plan, folder.path)
+        _introduce(console, config, plan, cluster)
+        job = TrainJob(
+            config=config,
+            data=_tokenize(config),
+            precision=plan.precision,
+            device=plan.device,
+        )
+        job.sampler()  # refuses too little data
+        (folder.path / CONFIG_FILE).write_text(dump_config(config), encoding="utf-8")
+        return _supervise(job, gang, console)
+
+
+def _introduce(console: Console, config: Config, plan: Plan, cluster: Cluster) -> None:
+    """Say what is about to run, and what may surprise."""
+    lines = [
+        f"{plan.name}: {plan.model_type} of {plan.num_parameters:,} parameters on "
+        f"{config.cluster.workers} {plan.device} workers, computing in "
+        f"{str(plan.precision.compute).removeprefix('torch.')} ({plan.precision.reason})"
+    ]
+    num_cpus = config.cluster.workers * config.cluster.threads_per_worker
+    cores = len(os.sched_getaffinity(0))
+    if cluster.is_own and num_cpus > cores:
+        lines.append(f"Note: {num_cpus} threads of workers share the {cores} cores of this machine")
+    if "runtime_resources" in Path(config.run.dir).parts:
+        lines.append(
+            f"Note: {config.run.dir} lies in the job's working directory, which Ray deletes some "
+            "time after the job; set run.dir to a folder that stays"
+        )
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _tokenize(config: Config) -> DatasetSpec:
+    """Tokenize what is not in the cache yet."""
+    return prepare(
+        config.data,
+        load_tokenizer(tokenizer_name(config.data.tokenizer, config.model.path)),
+        Path(config.run.dir) / TOKENS_FOLDER,
+        vocab_size=read_decoder_config(config.model).vocab_size,
+        run_shards=RayDataRunner(workers=config.data.workers),
+    )
+
+
+def _supervise(job: TrainJob, gang: Gang, console: Console) -> TrainResult:
+    """Run the gang under the user's eyes."""
+    folder = job.folder.path
+    num_events = len(read_events(folder))
+    with Follower(
+        folder, console, num_steps=job.config.train.steps, max_failures=gang.max_failures
+    ):
+        try:
+            return run_gang(
+                work,
+                job,
+                gang,
+                folder=folder / LOGS_FOLDER / "ray",
+                on_failure=partial(_note_failure, folder),
+            )
+        except RunFailed as error:
+            failures = [
+                event for event in read_events(folder)[num_events:] if event["event"] == "failure"
+            ]
+            raise WorkError(_last_word(error, failures, folder, gang)) from None
+
+
+def _note_failure(folder: Path, report: FailureReport) -> None:
+    append_event(folder, EventKind.FAILURE, **report.as_record())
+
+
+def _last_word(error: RunFailed, failures: list[dict[str, Any]], folder: Path, gang: Gang) -> str:
+    """The message of a run that is given up: its first failure, in full."""
+    first = failures[0] if failures else error.report.as_record()
+    cause = f"Rank {first['rank']} failed. {first['kind']}: {first['message']}"
+    if error.report.is_final:
+        return f"{cause}\nMore in {folder / LOGS_FOLDER}."
+    times = f"The run failed {len(failures)} times (cluster.max_failures = {gang.max_failures})"
+    return f"{first['traceback']}{times}, first so: {cause}\nMore in {folder / LOGS_FOLDER}."
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Turn SIGTERM into EndedEarly in the main thread, so that everything is put in order."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise EndedEarly("Stopped by SIGTERM; the same command goes on from the last checkpoint.")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers, and gets signals
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

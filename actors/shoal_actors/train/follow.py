@@ -1,0 +1,84 @@
+"""Shows what the workers write into the run's folder while they run.
+
+    rank 0 ── metrics.jsonl ──┐
+    driver's controller ──────┴─ events.jsonl ──► Follower (a thread of the driver) ──► console
+
+The folder is all that workers and driver share, so this works across nodes, and a step never waits
+for whoever looks on.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from shoal.training import EventKind, MetricsReader, ProgressLine, read_events
+
+INTERVAL_S = 0.25
+"""Seconds between two looks into the folder."""
+
+
+class Follower:
+    """Follows one run on a console for as long as the ``with`` block lasts."""
+
+    def __init__(
+        self, folder: Path, console: Console, *, num_steps: int, max_failures: int
+    ) -> None:
+        self._folder = folder
+        self._console = console
+        self._metrics = MetricsReader(folder)
+        self._progress = ProgressLine(console, num_steps=num_steps)
+        self._max_failures = max_failures
+        self._num_events = 0
+        self._num_failures = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="follow-run", daemon=True)
+
+    def __enter__(self) -> Follower:
+        """Begin with what is written from now on."""
+        self._metrics.poll()
+        self._num_events = len(read_events(self._folder))
+        self._progress.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Show the last of it."""
+        self._ended.set()
+        self._thread.join()
+        self._look()
+        self._progress.__exit__(*exc)
+
+    def _follow(self) -> None:
+        while not self._ended.wait(INTERVAL_S):
+            self._look()
+
+    def _look(self) -> None:
+        events = read_events(self._folder)[self._num_events :]
+        self._num_events += len(events)
+        # Steps first: a failure comes after them, and the next attempt's steps take a while.
+        for metrics in self._metrics.poll():
+            self._progress.show(metrics)
+        for event in events:
+            line = self._line(event)
+            if line is not None:
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _line(self, event: dict[str, Any]) -> str | None:
+        match event["event"]:
+            case EventKind.START:
+                return f"Training on {len(event['workers'])} workers"
+            case EventKind.RESUME:
+                return f"Going on from step {event['step']} ({event['path']})"
+            case EventKind.SAVE:
+                return f"Saved step {event['step']}: {event['num_bytes']:,} bytes"
+            case EventKind.FAILURE:
+                self._num_failures += 1
+                return (
+                    f"Rank {event['rank']} failed. {event['kind']}: {event['message']}"
+                    f" (failure {self._num_failures}; {self._max_failures} are recovered from)"
+                )
+        return None
