@@ -121,14 +121,15 @@ class Board:
                 f"The ranks of an axis disagree about what their collective number {sequence} is."
             )
 
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Return once ``condition`` holds; raise ``PeerLost`` if a peer is lost or too slow.
+    def wait_for(self, ask: Callable[[], float | None]) -> None:
+        """Return once ``ask`` gives ``None``; raise ``PeerLost`` if a peer is lost or too slow.
 
-        The condition may only change by a peer's counter.
+        What it gives otherwise is the longest time to sleep, in seconds, before it is asked again;
+        a peer's counter wakes earlier.
         """
         spin_until = time.monotonic() + _SPIN_S
         while time.monotonic() < spin_until:
-            if condition():
+            if ask() is None:
                 return
         words, bell = self._words, self._row + Counter.BELL
         deadline = spin_until + self._timeout_s
@@ -138,12 +139,13 @@ class Board:
             while True:
                 self._order()
                 heard = words[bell]
-                if condition():
+                longest_s = ask()
+                if longest_s is None:
                     return
-                sleep_while(self._address + 8 * bell, heard, _CHECK_EVERY_S)
+                sleep_while(self._address + 8 * bell, heard, min(longest_s, _CHECK_EVERY_S))
                 if time.monotonic() > check_at:
                     check_at = time.monotonic() + _CHECK_EVERY_S
-                    self._check_peers(deadline, condition)
+                    self._check_peers(deadline, ask)
         finally:
             words[self._row + Counter.SLEEPING] = 0
 
@@ -152,11 +154,11 @@ class Board:
         with self._fence:
             pass
 
-    def _check_peers(self, deadline: float, condition: Callable[[], bool]) -> None:
+    def _check_peers(self, deadline: float, ask: Callable[[], float | None]) -> None:
         problem = self._problem()
         if problem is None and time.monotonic() > deadline:
             problem = f"a rank of this axis did not answer within {self._timeout_s:g} s"
-        if problem is not None and not condition():  # it may have answered before it left
+        if problem is not None and ask() is not None:  # it may have answered before it left
             self.leave()
             raise PeerLost(f"A collective in shared memory failed: {problem}.")
 

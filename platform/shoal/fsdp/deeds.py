@@ -21,7 +21,14 @@ import torch
 
 from shoal.fsdp.board import IN_FLIGHT, Board, Counter
 from shoal.fsdp.lending import Block, Input
+from shoal.fsdp.progress import advance_all, register
 from shoal.fsdp.reduction import Reduction
+
+_LONG_SLEEP_S = 1.0
+"""Peers on this axis wake a sleeper when anything changes."""
+
+_SHORT_SLEEP_S = 0.5e-3
+"""Peers on other axes do not."""
 
 _Step = tuple[Callable[[], bool], Callable[[], None]]
 
@@ -39,6 +46,7 @@ class DeedQueue:
             Counter.COMBINED: deque(),
             Counter.FINISHED: deque(),
         }
+        register(self)
 
     @property
     def next_sequence(self) -> int:
@@ -53,10 +61,10 @@ class DeedQueue:
         self._steps[Counter.PUBLISHED].append((deed.can_publish, deed.publish))
         self._steps[Counter.COMBINED].append((deed.can_combine, deed.combine))
         self._steps[Counter.FINISHED].append((deed.can_finish, deed.finish))
-        self.progress()
+        self.advance()
 
-    def progress(self) -> None:
-        """Take every step that is possible now."""
+    def advance(self) -> bool:
+        """Take every step that is possible now; whether some are left."""
         moved = True
         while moved:
             moved = False
@@ -66,16 +74,21 @@ class DeedQueue:
                     take()
                     self.board.set(counter, self.board.own(counter) + 1)
                     moved = True
+        return bool(self._steps[Counter.FINISHED])
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Take steps until the condition holds; raises ``PeerLost`` if a peer is lost."""
+        if condition():
+            return
 
-        def holds() -> bool:
-            self.progress()
-            return condition()
+        def ask() -> float | None:
+            self.advance()
+            steps_left = advance_all(but=self)
+            if condition():
+                return None
+            return _SHORT_SLEEP_S if steps_left else _LONG_SLEEP_S
 
-        if not condition():
-            self.board.wait_for(holds)
+        self.board.wait_for(ask)
 
 
 class Deed:

@@ -10,6 +10,7 @@ wire's dtype, and its average has been a sum; so sums are taken by this rank, in
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,7 +19,11 @@ from torch.distributed import ProcessGroup, Work
 
 from shoal.errors import PeerLost
 from shoal.fsdp.communicator import Pending
+from shoal.fsdp.progress import advance_all, register
 from shoal.fsdp.reduction import Reduction
+
+_POLL_S = 100e-6
+"""Between two looks at a collective while this process has other steps to take."""
 
 _SMALL_NUMEL = 1 << 14
 """Up to here the latency of a second collective costs more than sending everything to everyone."""
@@ -31,23 +36,6 @@ class Done:
         """Return at once."""
 
 
-class _Deed:
-    """A collective under way and what this rank does once it is complete."""
-
-    def __init__(self, work: Work, finish: Callable[[], None] | None) -> None:
-        self._work: Work | None = work
-        self._finish = finish
-
-    def wait(self) -> None:
-        """See ``Pending``."""
-        if self._work is not None:
-            finish_work(self._work)
-            self._work = None
-        if self._finish is not None:
-            finish, self._finish = self._finish, None
-            finish()
-
-
 def finish_work(work: Work) -> None:
     """Wait for a collective; a lost or silent peer becomes a ``PeerLost``."""
     try:
@@ -58,6 +46,30 @@ def finish_work(work: Work) -> None:
         ) from error
 
 
+class _Deed:
+    """A collective under way and what this rank does once it is complete."""
+
+    def __init__(self, work: Work, finish: Callable[[], None] | None = None) -> None:
+        self._work: Work | None = work
+        self._finish = finish
+
+    @property
+    def arrived(self) -> bool:
+        """Whether ``wait`` would not have to wait."""
+        return self._work is None or self._work.is_completed()
+
+    def wait(self) -> None:
+        """See ``Pending``."""
+        while not self.arrived and advance_all():
+            time.sleep(_POLL_S)
+        if self._work is not None:
+            work, self._work = self._work, None
+            finish_work(work)
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            finish()
+
+
 class GlooCommunicator:
     """A ``Communicator`` over a gloo process group."""
 
@@ -66,6 +78,7 @@ class GlooCommunicator:
         self._size = group.size()
         self._rank = group.rank()
         self._unfinished: _TwoStageAllReduce | None = None
+        register(self)
 
     @property
     def size(self) -> int:
@@ -99,7 +112,7 @@ class GlooCommunicator:
             output.detach().copy_(shard.detach())
             return Done()
         self._settle()
-        return _Deed(self._gather(output, shard), None)
+        return _Deed(self._gather(output, shard))
 
     def reduce_scatter(
         self,
@@ -116,9 +129,7 @@ class GlooCommunicator:
             reduction.into(output, [partial])
             return Done()
         self._settle()
-        received = torch.empty_like(partial)
-        work = self._group.alltoall_base(received, partial, [], [])
-        return _Deed(work, lambda: reduction.into(output, received.chunk(self._size)))
+        return self._scatter(output, partial, reduction)
 
     def all_reduce(
         self,
@@ -136,14 +147,37 @@ class GlooCommunicator:
             return Done()
         self._settle()
         if self._size > 2 and partial.numel() > _SMALL_NUMEL:
-            self._unfinished = _TwoStageAllReduce(self, output, partial, reduction)
+            self._unfinished = self._in_two_stages(output, partial, reduction)
             return self._unfinished
         received = partial.new_empty(self._size * partial.numel())
         work = self._gather(received, partial)
         return _Deed(work, lambda: reduction.into(output, received.chunk(self._size)))
 
+    def advance(self) -> bool:
+        """Start the second stage of an all-reduce once the first is over; see ``Owing``."""
+        if self._unfinished is not None and self._unfinished.may_gather:
+            self._settle()
+        return self._unfinished is not None
+
     def _gather(self, output: torch.Tensor, shard: torch.Tensor) -> Work:
         return self._group._allgather_base(output, shard)
+
+    def _scatter(self, output: torch.Tensor, partial: torch.Tensor, reduction: Reduction) -> _Deed:
+        received = torch.empty_like(partial)
+        work = self._group.alltoall_base(received, partial, [], [])
+        return _Deed(work, lambda: reduction.into(output, received.chunk(self._size)))
+
+    def _in_two_stages(
+        self, output: torch.Tensor, partial: torch.Tensor, reduction: Reduction
+    ) -> _TwoStageAllReduce:
+        part = -(-partial.numel() // self._size)
+        padding = partial.new_zeros(part * self._size - partial.numel())
+        padded = torch.cat([partial.detach(), padding]) if padding.numel() else partial
+        sums = torch.empty(part * self._size, dtype=reduction.accumulate_dtype)
+        own = sums.narrow(0, self._rank * part, part)
+        scatter = self._scatter(own, padded, replace(reduction, add=False))
+        write = replace(reduction, divisor=1.0)
+        return _TwoStageAllReduce(output, sums, scatter, lambda: self._gather(sums, own), write)
 
     def _settle(self) -> None:
         """Start the second stage of an all-reduce before any later deed starts.
@@ -161,40 +195,35 @@ class _TwoStageAllReduce:
 
     def __init__(
         self,
-        communicator: GlooCommunicator,
         output: torch.Tensor,
-        partial: torch.Tensor,
+        sums: torch.Tensor,
+        scatter: _Deed,
+        gather: Callable[[], Work],
         reduction: Reduction,
     ) -> None:
-        self._communicator = communicator
         self._output = output
-        self._finish = replace(reduction, divisor=1.0)
-        size = communicator.size
-        part = -(-partial.numel() // size)
-        if part * size != partial.numel():
-            padding = partial.new_zeros(part * size - partial.numel())
-            partial = torch.cat([partial, padding])
-        self._sums = torch.empty(part * size, dtype=reduction.accumulate_dtype)
-        self._own_sum = self._sums.narrow(0, communicator.rank * part, part)
-        self._scatter = communicator.reduce_scatter(
-            self._own_sum,
-            partial,
-            accumulate_dtype=reduction.accumulate_dtype,
-            divisor=reduction.divisor,
-        )
-        self._gather: Pending | None = None
-        self._finished = False
+        self._sums = sums
+        self._scatter = scatter
+        self._start_gather = gather
+        self._gather: _Deed | None = None
+        self._finish = reduction
+
+    @property
+    def may_gather(self) -> bool:
+        """Whether the first stage is over."""
+        return self._scatter.arrived
 
     def start_gather(self) -> Pending:
         """Complete the first stage and start the second, on the first call."""
         if self._gather is None:
             self._scatter.wait()
-            self._gather = self._communicator.all_gather(self._sums, self._own_sum)
+        if self._gather is None:  # still: what goes on during a wait includes this
+            self._gather = _Deed(self._start_gather(), self._write)
         return self._gather
 
     def wait(self) -> None:
         """See ``Pending``."""
         self.start_gather().wait()
-        if not self._finished:
-            self._finished = True
-            self._finish.into(self._output, [self._sums[: self._output.numel()]])
+
+    def _write(self) -> None:
+        self._finish.into(self._output, [self._sums[: self._output.numel()]])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-_CHUNK_NUMEL = 1 << 15
+_CHUNK_NUMEL = 1 << 17
 """Elements summed at a time: the scratch then stays in the core's own cache."""
 
 
@@ -31,16 +31,24 @@ class Reduction:
         ``output`` may be one of the parts.
         """
         numel = output.numel()
-        scratch = torch.empty(min(numel, _CHUNK_NUMEL), dtype=self.accumulate_dtype)
+        scratch = torch.empty(2, min(numel, _CHUNK_NUMEL), dtype=self.accumulate_dtype)
         for start in range(0, numel, _CHUNK_NUMEL):
             stop = min(start + _CHUNK_NUMEL, numel)
-            total = scratch[: stop - start]
+            total, next_part = scratch[:, : stop - start]
             total.copy_(parts[0][start:stop])
             for part in parts[1:]:
-                total.add_(part[start:stop].to(self.accumulate_dtype))
-            if self.divisor != 1.0:
-                total.div_(self.divisor)
-            if self.add:
-                output[start:stop].add_(total)
-            else:
-                output[start:stop].copy_(total)
+                total.add_(next_part.copy_(part[start:stop]))
+            self._write(output[start:stop], total)
+
+    def _write(self, output: torch.Tensor, total: torch.Tensor) -> None:
+        if self.divisor == 1.0:
+            result = total
+        elif self.add or output.dtype != total.dtype:
+            result = total.div_(self.divisor)
+        else:
+            torch.div(total, self.divisor, out=output)
+            return
+        if self.add:
+            output.add_(result)
+        else:
+            output.copy_(result)

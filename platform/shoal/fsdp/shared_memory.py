@@ -62,18 +62,18 @@ class SharedMemoryCommunicator:
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """See ``Communicator``."""
-        self._queue.progress()
+        self._queue.advance()
         return self._buffers.allocate(numel, dtype)
 
     def release(self, buffer: torch.Tensor) -> None:
         """See ``Communicator``."""
         self._buffers.release(buffer)
-        self._queue.progress()
+        self._queue.advance()
 
     def restore(self, buffer: torch.Tensor) -> None:
         """See ``Communicator``."""
         self._buffers.restore(buffer)
-        self._queue.progress()
+        self._queue.advance()
 
     def lend(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """See ``Communicator``."""
