@@ -9,23 +9,37 @@ from shoal.config.optimizer import OptimizerSettings, ScheduleSettings
 from shoal.config.parallel import ParallelSettings
 from shoal.config.precision import PrecisionSettings
 from shoal.config.run import RunSettings
+from shoal.config.serve import (
+    AuthSettings,
+    BatchSettings,
+    JournalSettings,
+    KVSettings,
+    LimitSettings,
+    ServeSettings,
+)
 from shoal.config.sharding import AxisLevels, Level, ShardingSettings
 from shoal.config.train import TrainSettings
 from shoal.config.tree import Config
 
 __all__ = [
+    "AuthSettings",
     "AxisLevels",
+    "BatchSettings",
     "CheckpointSettings",
     "ClusterSettings",
     "Config",
     "DataSettings",
+    "JournalSettings",
+    "KVSettings",
     "Level",
+    "LimitSettings",
     "ModelSettings",
     "OptimizerSettings",
     "ParallelSettings",
     "PrecisionSettings",
     "RunSettings",
     "ScheduleSettings",
+    "ServeSettings",
     "ShardingSettings",
     "SourceSettings",
     "TrainSettings",

@@ -13,6 +13,7 @@ from shoal.config.parallel import ParallelSettings
 from shoal.config.precision import PrecisionSettings
 from shoal.config.run import RunSettings
 from shoal.config.section import Section, refuse
+from shoal.config.serve import ServeSettings
 from shoal.config.sharding import ShardingSettings
 from shoal.config.train import TrainSettings
 from shoal.errors import ConfigError
@@ -41,6 +42,8 @@ class Config(Section):
     """Steps and batches."""
     checkpoint: CheckpointSettings = CheckpointSettings()
     """Saving and resuming."""
+    serve: ServeSettings = ServeSettings()
+    """How the model is served."""
 
     @model_validator(mode="after")
     def _schedule_fits_the_run(self) -> Config:

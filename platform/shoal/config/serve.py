@@ -1,0 +1,186 @@
+"""How a model is served: replicas, address, cache, limits, keys, journal."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from shoal.config.section import Section, refuse
+from shoal.errors import ConfigError
+
+
+class KVSettings(Section):
+    """``serve.kv``: the paged cache of keys and values of each replica."""
+
+    tokens: int | None = Field(default=None, ge=1)
+    """Tokens that one replica's cache holds; unset sizes it by the model's context and
+    ``batch.sequences``, within the memory that is free."""
+
+    block_tokens: int = Field(default=64, ge=1)
+    """Tokens per block; attention combines blocks of this size in their order."""
+
+    prefix_cache: bool = True
+    """Keep the blocks of finished requests for later ones that begin alike."""
+
+
+class BatchSettings(Section):
+    """``serve.batch``: what one engine step may hold."""
+
+    sequences: int = Field(default=32, ge=1)
+    """Sequences that one replica computes at a time; the others wait."""
+
+    tokens: int = Field(default=512, ge=1)
+    """Tokens per step; longer prompts are computed in chunks."""
+
+
+class LimitSettings(Section):
+    """``serve.limits``: what one request and one client may ask for."""
+
+    requests: int = Field(default=256, ge=1)
+    """Requests that one frontend holds at a time; one more is answered with 429."""
+
+    queue: int = Field(default=256, ge=0)
+    """Sequences that may wait in one replica; a request that finds no room anywhere is answered
+    with 429."""
+
+    retry_after_s: int = Field(default=1, ge=1)
+    """Seconds that a 429 or 503 asks the client to wait."""
+
+    body_bytes: int = Field(default=4 * 2**20, ge=1024)
+    """Bytes of a request's body."""
+
+    read_timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds in which a request's body has to arrive."""
+
+    prompt_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of one prompt; unset: the model's context."""
+
+    prompts: int = Field(default=64, ge=1)
+    """Prompts in one request."""
+
+    choices: int = Field(default=64, ge=1)
+    """Choices of one request: its prompts times ``n``."""
+
+    logprobs: int = Field(default=20, ge=0)
+    """Log-probabilities per token beside the chosen one's."""
+
+    stops: int = Field(default=16, ge=1)
+    """Stop texts of one request, and stop tokens."""
+
+    stop_characters: int = Field(default=256, ge=1)
+    """Length of one stop text."""
+
+    logit_bias: int = Field(default=1024, ge=1)
+    """Entries of ``logit_bias``."""
+
+    unread_tokens: int = Field(default=8192, ge=1)
+    """Generated tokens that wait for one slow reader; one more ends its request."""
+
+    write_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds in which a client has to take what was sent before its request is ended."""
+
+    keep_alive_s: float = Field(default=15.0, gt=0)
+    """Seconds of silence after which a stream sends a comment."""
+
+
+class AuthSettings(Section):
+    """``serve.auth``: who may ask. The keys themselves never stand in the configuration."""
+
+    keys_file: str | None = Field(default=None, min_length=1)
+    """File with one API key a line; blank lines and lines that begin with ``#`` do not count."""
+
+    keys_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Environment variable with API keys, separated by commas. With neither of the two, everyone
+    who reaches the port is served."""
+
+
+class JournalSettings(Section):
+    """``serve.journal``: generated tokens on disk, written beside the decode loop."""
+
+    dir: str | None = Field(default=None, min_length=1)
+    """Folder of the journal; unset keeps none."""
+
+    queue: int = Field(default=4096, ge=1)
+    """Records that wait for the disk."""
+
+    when_full: Literal["drop", "refuse"] = "refuse"
+    """Once the queue is full, ``refuse`` answers new requests with 503 and ``drop`` leaves records
+    out and counts them."""
+
+    fsync: Literal["never", "batch"] = "batch"
+    """``batch`` makes each batch of records durable before it is acknowledged."""
+
+
+class ServeSettings(Section):
+    """``serve``: replicas, address, engine, limits."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address that the HTTP port listens on."""
+
+    port: int = Field(default=8000, ge=0, le=65535)
+    """HTTP port; 0 takes a free one."""
+
+    replicas: int = Field(default=1, ge=1)
+    """Engines, each with the whole model: the data-parallel size."""
+
+    frontends: int | None = Field(default=None, ge=1)
+    """HTTP processes, which also tokenize; unset: as many as ``replicas``."""
+
+    model_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")
+    """Name under which clients ask for the model; unset: its folder's name."""
+
+    precision: Literal["auto", "fp32", "bf16", "mxfp8"] = "auto"
+    """Format of weights and products; ``auto`` is bf16 where the device has bf16 units and fp32
+    elsewhere."""
+
+    batch_invariant: bool = True
+    """Compute every answer in an order that does not depend on who else is served."""
+
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of each replica."""
+
+    kv: KVSettings = KVSettings()
+    """The paged cache of keys and values of each replica."""
+
+    batch: BatchSettings = BatchSettings()
+    """What one engine step may hold."""
+
+    limits: LimitSettings = LimitSettings()
+    """What one request and one client may ask for."""
+
+    auth: AuthSettings = AuthSettings()
+    """Who may ask. The keys themselves never stand in the configuration."""
+
+    journal: JournalSettings = JournalSettings()
+    """Generated tokens on disk, written beside the decode loop."""
+
+    @model_validator(mode="after")
+    def _one_prompt_fits(self) -> ServeSettings:
+        wanted, held = self.limits.prompt_tokens, self.kv.tokens
+        found = []
+        if wanted is not None and held is not None and wanted >= held:
+            found.append(
+                ConfigError(
+                    "limits.prompt_tokens",
+                    wanted,
+                    f"the cache holds {held} tokens, and a prompt needs one more to be answered",
+                    f"Give less than {held}, or raise serve.kv.tokens",
+                )
+            )
+        if self.kv.tokens is not None and self.kv.tokens < self.kv.block_tokens:
+            found.append(
+                ConfigError(
+                    "kv.tokens",
+                    self.kv.tokens,
+                    f"one block alone holds {self.kv.block_tokens} tokens",
+                    "Give at least one block",
+                )
+            )
+        refuse(found)
+        return self
+
+    @property
+    def num_frontends(self) -> int:
+        """HTTP processes: ``frontends``, or else one for each replica."""
+        return self.replicas if self.frontends is None else self.frontends
