@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from shoal.fsdp import Transport
 from tests.fsdp.toys import (
     EQUAL,
     LADDER,
@@ -25,11 +26,11 @@ ATOL = 1e-6
 """Weights near zero: what fp32 leaves of 1e-5 of an update."""
 
 
-def _every_cell(shapes: list[tuple[int, ...]], tied: bool) -> int:
+def _every_cell(shapes: list[tuple[int, ...]], transport: Transport) -> int:
     """All levels, {1, 3} microbatches and both ways to clear gradients; the number of cells."""
     cells = 0
     for microbatches in (1, 3):
-        reference = build(tied=tied)
+        reference = build()
         optimizer = torch.optim.SGD(reference.parameters(), lr=0.5)
         expected = train_alone(
             reference,
@@ -42,7 +43,8 @@ def _every_cell(shapes: list[tuple[int, ...]], tied: bool) -> int:
             mesh = mesh_of(shape)
             for outer, inner in LADDER if len(shape) == 2 else EQUAL:
                 cells += 1
-                sharded = shard(build(tied=tied), mesh, placements_on(mesh, outer, inner))
+                placements = placements_on(mesh, outer, inner)
+                sharded = shard(build(), mesh, placements, transport=transport)
                 losses = train(
                     sharded,
                     torch.optim.SGD(sharded.model.parameters(), lr=0.5),
@@ -56,12 +58,18 @@ def _every_cell(shapes: list[tuple[int, ...]], tied: bool) -> int:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "shapes"),
-    [(1, [(1, 1), (1,)]), (2, [(1, 2), (2, 1), (2,)]), (4, [(2, 2), (4,)])],
+    ("world_size", "shapes", "transport"),
+    [
+        (1, [(1, 1), (1,)], Transport.AUTO),
+        (2, [(1, 2), (2, 1), (2,)], Transport.AUTO),
+        (2, [(1, 2)], Transport.GLOO),
+        (4, [(2, 2), (4,)], Transport.AUTO),
+        (4, [(2, 2)], Transport.GLOO),
+    ],
 )
 def test_every_placement_trains_like_one_process(
-    ranks: RankPool, world_size: int, shapes: list[tuple[int, ...]]
+    ranks: RankPool, world_size: int, shapes: list[tuple[int, ...]], transport: Transport
 ) -> None:
-    cells = ranks.run(world_size, _every_cell, shapes, False)
+    cells = ranks.run(world_size, _every_cell, shapes, transport)
     expected = sum(2 * (10 if len(shape) == 2 else 4) for shape in shapes)
     assert cells == [expected] * world_size

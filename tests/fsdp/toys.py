@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -108,16 +109,16 @@ def shard(
     model: nn.Module,
     mesh: DeviceMesh,
     placements: Placements,
-    units: Callable[[nn.Module], Iterator[nn.Module]] | None = None,
+    units: Callable[[nn.Module], Iterable[nn.Module]] | None = None,
     *,
     precision: MixedPrecision | None = None,
     overlap: bool = True,
     grad_divisor: float = 1.0,
-    transport: Transport = Transport.AUTO,
+    transport: Transport = Transport.GLOO,
 ) -> Sharded:
     """Make units of ``units`` (by default the blocks) and of the whole model."""
     ledger = Ledger(transport)
-    inner = units(model) if units else iter(model.blocks)  # type: ignore[arg-type]
+    inner = units(model) if units else cast(Tower, model).blocks
     with fully_shard_context("cpu", overlap=overlap, communicators=ledger.communicator) as context:
         for module in inner:
             fully_shard(module, mesh, placements, precision=precision, grad_divisor=grad_divisor)
@@ -186,9 +187,11 @@ def train_alone(
     return losses
 
 
-def assert_same_weights(model: nn.Module, reference: nn.Module, rtol: float, atol: float) -> None:
+def assert_same_weights(
+    model: nn.Module, reference: nn.Module, rtol: float, atol: float, *, prefix: str = ""
+) -> None:
     """Each row held here equals the reference's."""
-    whole = dict(reference.named_parameters())
+    whole = {prefix + name: parameter for name, parameter in reference.named_parameters()}
     parameters = sharded_parameters(model)
     assert {p.name for p in parameters} == set(whole)
     for parameter in parameters:

@@ -2,10 +2,10 @@
 
 A buffer moves along several axes in one go, each collective working on contiguous memory::
 
-    slice      R -> S0    local; done first, so that less is reduced
-    reduce     P -> S0/R  inner axes first, so that outer ones carry the smaller part
-    gather     S0 -> R    outer axes first
-    relabel    R -> P     an average of equal values is the value
+    slice      R -> S0    local   ⎫ inner axes first: they make the large parts that outer ones
+    reduce     P -> S0/R          ⎭ cut again, so these have less to carry
+    gather     S0 -> R            outer axes first
+    relabel    R -> P             an average of equal values is the value
 """
 
 from __future__ import annotations
@@ -84,11 +84,8 @@ class FlatBuffer:
         target = tuple(placements)
         start, stop = run_of(self.layout, self.grid, target)
         if out is None:
-            moves = _Moves(self, target)
-            if not moves.reductions and not moves.gathers:
-                out = self.part(start, stop)
-            else:
-                out = self.data.new_empty(stop - start)
+            local = _Moves(self, target).is_local
+            out = self.part(start, stop) if local else self.data.new_empty(stop - start)
         elif out.dtype != self.data.dtype or out.device != self.data.device:
             raise ValueError(f"out is {out.dtype} on {out.device}, not as the buffer")
         result = FlatBuffer(layout=self.layout, grid=self.grid, placements=target, data=out)
@@ -124,15 +121,16 @@ def move(
         add: Add to ``target`` instead of overwriting it; not together with a gather.
     """
     moves = _Moves(source, target.placements)
-    grid, kinds = source.grid, source.placements
-    data = source.part(*moves.run)
+    grid, kinds, data = source.grid, source.placements, source.data
     del source  # its memory is free as soon as the first collective is over
     scale = divisor
-    for position, axis in enumerate(moves.reductions):
-        before = kinds[axis]
-        average = isinstance(before, Partial) and before.op == "avg"
+    for axis in moves.inwards:
+        before, start = kinds[axis], moves.run[0]
         moves.sharded[axis] = isinstance(target.placements[axis], Shard)
-        to_target = position == len(moves.reductions) - 1 and not moves.gathers
+        if not isinstance(before, Partial):
+            data = data.narrow(0, moves.run[0] - start, moves.numel)
+            continue
+        to_target = axis == moves.inwards[-1] and not moves.gathers
         output = target.data if to_target else data.new_empty(moves.numel, dtype=reduce_dtype)
         communicator = grid.communicators[axis]
         reduce = communicator.reduce_scatter if moves.sharded[axis] else communicator.all_reduce
@@ -140,7 +138,7 @@ def move(
             output,
             data,
             accumulate_dtype=reduce_dtype,
-            divisor=scale * (communicator.size if average else 1),
+            divisor=scale * (communicator.size if before.op == "avg" else 1),
             add=add and to_target,
         )
         data, scale = output, 1.0
@@ -152,7 +150,7 @@ def move(
         output = target.data if to_target else data.new_empty(moves.numel)
         yield grid.communicators[axis].all_gather(output, data)
         data = output
-    if not moves.reductions and not moves.gathers:
+    if data is not target.data or scale != 1.0:
         _write(target.data, data, scale, reduce_dtype, add)
 
 
@@ -162,21 +160,24 @@ class _Moves:
     def __init__(self, source: FlatBuffer, target: Sequence[Placement]) -> None:
         self._layout, self._grid = source.layout, source.grid
         self.sharded = [isinstance(placement, Shard) for placement in source.placements]
-        self.reductions: list[int] = []
+        self.inwards: list[int] = []
         self.gathers: list[int] = []
-        for axis in source.grid.active:
+        self.is_local = True
+        for axis in reversed(self._grid.active):
             self._sort(axis, source.placements[axis], target[axis])
-        self.reductions.reverse()
+        self.gathers.reverse()
 
     def _sort(self, axis: int, before: Placement, after: Placement) -> None:
         if before == after:
             return
         if isinstance(before, Partial) and not isinstance(after, Partial):
-            self.reductions.append(axis)
+            self.inwards.append(axis)
+            self.is_local = False
         elif isinstance(before, Replicate) and isinstance(after, Shard):
-            self.sharded[axis] = True
+            self.inwards.append(axis)
         elif isinstance(before, Shard) and after in (Replicate(), Partial("avg")):
             self.gathers.append(axis)
+            self.is_local = False
         elif not (isinstance(before, Replicate) and after == Partial("avg")):
             raise ConfigError(
                 "placements",

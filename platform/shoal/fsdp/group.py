@@ -102,6 +102,11 @@ class ParameterGroup:
         ]
 
     @property
+    def in_use(self) -> bool:
+        """Whether the module is in forward or backward."""
+        return self._installed
+
+    @property
     def unfinished(self) -> bool:
         """Whether contributions wait for the last microbatch or for the end of backward."""
         if self.gradients is None:

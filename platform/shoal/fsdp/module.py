@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
-import torch
 from torch import nn
 
 from shoal.errors import WorkError
@@ -46,18 +45,21 @@ class ShardedModule(nn.Module):
         raise WorkError("A sharded module cannot be copied or pickled: copy it before sharding.")
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
-        """Refuse what would move or cast sharded parameters; buffers may be moved before."""
+        """As of ``nn.Module``, for buffers; refuses what would move or cast sharded parameters."""
         unit = unit_of(self)
         assert unit is not None
-        with torch.no_grad():
-            for group in unit.groups:
-                for entry in group.entries:
-                    moved = fn(entry.local)
-                    if moved.dtype != entry.local.dtype or moved.device != entry.local.device:
-                        raise WorkError(
-                            f"A sharded module stays where and what it is: {unit.name} cannot "
-                            f"become {moved.dtype} on {moved.device}."
-                        )
+        locals_ = [entry.local for group in unit.groups for entry in group.entries]
+        places = [local.data_ptr() for local in locals_]
+        for local in locals_:
+            probe = fn(local.detach()[:0])
+            if (probe.dtype, probe.device) != (local.dtype, local.device):
+                raise WorkError(
+                    f"A sharded module stays where and what it is: {unit.name} cannot become "
+                    f"{probe.dtype} on {probe.device}. Move or cast it before sharding."
+                )
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if places != [local.data_ptr() for local in locals_]:
+            raise WorkError(f"The sharded parameters of {unit.name} were replaced by copies.")
         return self
 
 

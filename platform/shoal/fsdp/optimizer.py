@@ -70,7 +70,7 @@ class _Step:
                 "Run forward and backward before optimizer.step()",
             )
         for group in _groups(optimizer):
-            if group.unfinished:
+            if group.unfinished or group.in_use:
                 raise WorkError(
                     "Gradients wait for the step's last microbatch, or for the end of backward: "
                     "run the last one in microbatch(context, is_last=True) before the step."

@@ -24,8 +24,9 @@ def owned_parameters(module: nn.Module) -> list[tuple[Slot, ...]]:
     for path, owner in _outside_units(module, ""):
         for name, parameter in owner._parameters.items():
             if parameter is not None:
-                _check(f"{path}{name}", parameter)
-                places.setdefault(id(parameter), []).append(Slot(owner, name))
+                slot = Slot(owner, name, f"{path}{name}")
+                _check(slot.path, parameter)
+                places.setdefault(id(parameter), []).append(slot)
     return [tuple(slots) for slots in places.values()]
 
 

@@ -77,7 +77,7 @@ class Schedule:
             self._below[tree.unit] = [weakref.ref(unit) for unit in below]
             names = {id(module): name for name, module in tree.unit.module.named_modules()}
             for unit in below:
-                unit.name = names[id(unit.module)] or type(unit.module).__name__
+                unit.name = names[id(unit.module)] or unit.name
 
     def order(self, phase: Phase) -> list[str]:
         """Names of the units in the order of a phase, as it is expected to run."""

@@ -12,9 +12,11 @@ from shoal.errors import WorkError
 class Slot:
     """One attribute of one module that holds a parameter; it does not keep the module alive."""
 
-    def __init__(self, module: nn.Module, name: str) -> None:
+    def __init__(self, module: nn.Module, name: str, path: str) -> None:
         self._module = weakref.ref(module)
         self.name = name
+        self.path = path
+        """Name from the unit's module on."""
         # A class with its own __setattr__ (nn.RNNBase) keeps more than the registry up to date.
         self._plain = type(module).__setattr__ is nn.Module.__setattr__
 
@@ -37,8 +39,8 @@ class Slot:
         module = self.module
         if module._parameters.get(self.name) is not old:
             raise WorkError(
-                f"Parameter {self.name!r} of {type(module).__name__} was replaced after it was "
-                "sharded: load weights into the sharded parameters instead."
+                f"Parameter {self.path} was replaced after it was sharded: load weights "
+                "into the sharded parameters instead."
             )
         if self._plain:
             module._parameters[self.name] = new
