@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
-from shoal.config import Config, Level, load_config
+from shoal.config import Config, Level, config_from_tree, load_config
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
@@ -21,3 +24,9 @@ def test_the_demo_shards_over_two_domains() -> None:
     assert (config.cluster.workers, config.cluster.nvlink_domain) == (2, 1)
     assert config.sharding.dense.outer is Level.OPTIMIZER
     assert config.sharding.dense.inner is Level.PARAMETERS
+
+
+def test_the_readme_shows_a_whole_configuration_of_ten_lines() -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert isinstance(config_from_tree(yaml.safe_load(shown)), Config)
+    assert len(shown.splitlines()) <= 10
