@@ -4,7 +4,8 @@
     ├── ConfigError        what the user wrote cannot work: field, value, remedy   (exit code 2)
     │   └── ConfigErrors   several such mistakes, found together
     ├── WorkError          the work failed: disk, peer, damaged file               (exit code 1)
-    │   └── PeerLost       another rank is gone or silent; another attempt may help
+    │   ├── PeerLost       another rank is gone or silent; another attempt may help
+    │   └── Overloaded     no room for more at the moment; the same request may pass later
     └── EndedEarly         stopped as asked, or out of data                        (exit code 3)
 
 A message is one sentence or two: what is wrong with which value, and what would fit. The command
@@ -73,6 +74,10 @@ class WorkError(ShoalError):
 
 class PeerLost(WorkError):
     """Another rank is gone or does not answer: the consequence of a failure elsewhere."""
+
+
+class Overloaded(WorkError):
+    """There is no room for another request at the moment; the same one may pass later."""
 
 
 class EndedEarly(ShoalError):

@@ -1,0 +1,55 @@
+"""Inference without Ray: requests, scheduling, KV blocks, sampling and text.
+
+Who calls what, in order, for one step of an engine (``sampler`` is ``sampler.Sampler``):
+
+    texts_of_ids = TokenTexts(tokenizer)         once
+    scheduler.add(request) -> sequences          per request; ConfigError = 400, Overloaded = 429
+    texts[sequence] = ChoiceText(...)            per sequence
+    step = scheduler.plan()                      chunks of tokens, with their blocks
+    logits = model(step)                         fp32 [rows, V]: chunk.scored and chunk.samples
+    sampled = sampler.sample(logits, rows)       one Row per chunk of step.sampled
+    scheduler.complete(step, tokens)             or scheduler.fail(step)
+    texts[sequence].push(token) -> TextDelta     per sequence that got a token
+    scheduler.finish(sequence)                   where the delta says that a stop string was met
+    texts[sequence].finish() -> TextDelta        per sequence that ended otherwise
+    Output(...)                                  what the step added, to whoever asked
+"""
+
+from shoal.inference.block_pool import BlockPool
+from shoal.inference.choice_text import ChoiceText, TextDelta
+from shoal.inference.detokenizer import Detokenizer, TokenTexts
+from shoal.inference.hashing import block_hashes, child_hash, root_hash
+from shoal.inference.limits import Limits
+from shoal.inference.params import SamplingParams
+from shoal.inference.protocol import Abort, Output, Stats, Submission, TokenLogprob
+from shoal.inference.request import Request
+from shoal.inference.scheduler import Scheduler
+from shoal.inference.sequence import FinishReason, Sequence, State
+from shoal.inference.step import Chunk, Step
+from shoal.inference.stop_strings import StopStrings
+
+__all__ = [
+    "Abort",
+    "BlockPool",
+    "ChoiceText",
+    "Chunk",
+    "Detokenizer",
+    "FinishReason",
+    "Limits",
+    "Output",
+    "Request",
+    "SamplingParams",
+    "Scheduler",
+    "Sequence",
+    "State",
+    "Stats",
+    "Step",
+    "StopStrings",
+    "Submission",
+    "TextDelta",
+    "TokenLogprob",
+    "TokenTexts",
+    "block_hashes",
+    "child_hash",
+    "root_hash",
+]
