@@ -14,7 +14,7 @@ from shoal.fsdp.host import NotShared
 from shoal.fsdp.nccl import NcclCommunicator
 from shoal.fsdp.shared_memory import SharedMemoryCommunicator
 from shoal.fsdp.transport import Transport, communicator_for
-from tests.ranks import RankPool
+from tests.ranks import COLLECTIVE_TIMEOUT_S, RankPool
 
 CPU = torch.device("cpu")
 
@@ -38,6 +38,20 @@ def _chosen() -> tuple[str, str]:
 def test_ranks_of_one_host_share_memory(ranks: RankPool) -> None:
     expected = (SharedMemoryCommunicator.__name__, GlooCommunicator.__name__)
     assert ranks.run(2, _chosen) == [expected] * 2
+
+
+def _timeouts_s() -> list[float]:
+    axis = dist.new_group([0, 1])
+    if dist.get_rank() == 2:
+        return []
+    before = axis._get_backend(CPU).options._timeout.total_seconds()
+    communicator_for(axis, CPU)
+    return [before, axis._get_backend(CPU).options._timeout.total_seconds()]
+
+
+def test_an_axis_waits_as_long_as_the_default_group(ranks: RankPool) -> None:
+    for before, after in ranks.run(3, _timeouts_s)[:2]:
+        assert before != after == COLLECTIVE_TIMEOUT_S
 
 
 class _Lines(logging.Handler):

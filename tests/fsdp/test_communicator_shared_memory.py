@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+import weakref
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -213,6 +214,23 @@ def _num_files() -> int:
 
 def test_nothing_stays_when_the_communicator_and_its_buffers_go(ranks: RankPool) -> None:
     assert ranks.run(2, _memory_after_the_end) == [0, 0]
+
+
+def _fork_and_go_on() -> None:
+    communicator = _communicator()
+    child = os.fork()
+    if child == 0:
+        weakref.finalize._exitfunc()  # type: ignore[attr-defined]  # what an exit would run
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    for turn in range(2):
+        if turn == communicator.rank:
+            time.sleep(0.3)  # long enough for the peer to look whether this rank is still there
+        _gather(communicator, torch.empty(communicator.size), float(turn))
+
+
+def test_a_forked_child_may_end(ranks: RankPool) -> None:
+    ranks.run(2, _fork_and_go_on)
 
 
 def _disagree() -> str:

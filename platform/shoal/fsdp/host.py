@@ -6,11 +6,9 @@ import os
 import platform
 import uuid
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
@@ -68,11 +66,14 @@ class _Introduction:
     problem: str | None
 
 
-def join_host_memory(group: ProcessGroup) -> HostMemory:
+def join_host_memory(group: ProcessGroup, timeout_s: float) -> HostMemory:
     """Memory shared by all ranks of ``group``; called by all of them at once.
 
-    Raises ``NotShared``, on every rank, if one of them cannot take part, and ``PeerLost`` if one
-    is lost meanwhile.
+    A rank that waits on the board longer than ``timeout_s`` gives up.
+
+    Raises:
+        NotShared: on every rank, if one of them cannot take part.
+        PeerLost: if one is lost meanwhile.
     """
     rank, size = group.rank(), group.size()
     file, introduction = _introduce(rank)
@@ -88,7 +89,7 @@ def join_host_memory(group: ProcessGroup) -> HostMemory:
         for peer, introduced in enumerate(introductions):
             if peer != rank:
                 processes[peer] = os.pidfd_open(introduced.pid)
-        board = Board(file, rank, processes, timeout_s=_timeout_s(group))
+        board = Board(file, rank, processes, timeout_s)
     except OSError as error:
         for descriptor in processes.values():
             os.close(descriptor)
@@ -136,8 +137,3 @@ def _exchange(group: ProcessGroup, item: _Item) -> list[_Item]:
     except RuntimeError as error:
         raise PeerLost(f"The ranks of an axis could not find each other: {error}") from error
     return items
-
-
-def _timeout_s(group: ProcessGroup) -> float:
-    timeout: timedelta = group._get_backend(torch.device("cpu")).options._timeout
-    return timeout.total_seconds()

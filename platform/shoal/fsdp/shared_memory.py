@@ -6,11 +6,12 @@ where they lie. The sums are those of ``GlooCommunicator``, bit for bit.
 
 from __future__ import annotations
 
+import os
 import weakref
 
 import torch
 
-from shoal.fsdp.board import Counter
+from shoal.fsdp.board import Board, Counter
 from shoal.fsdp.communicator import Pending
 from shoal.fsdp.deeds import (
     AllReduce,
@@ -43,7 +44,7 @@ class SharedMemoryCommunicator:
         self._buffers = GatherBuffers(memory.file, _GATHER_REGION, memory.board)
         self._blocks = Blocks(memory.file, _BLOCK_REGION, memory.size)
         self._lent: list[tuple[int, Block]] = []
-        weakref.finalize(self, memory.board.leave)
+        weakref.finalize(self, _leave, memory.board, os.getpid())
 
     @property
     def size(self) -> int:
@@ -146,3 +147,8 @@ class SharedMemoryCommunicator:
             self._blocks.give_back(block, deed.sequence)
         self._queue.submit(deed)
         return deed
+
+
+def _leave(board: Board, pid: int) -> None:
+    if os.getpid() == pid:  # and not a forked child, which ends with a copy of the communicator
+        board.leave()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from enum import Enum
 
 import torch
+import torch.distributed as dist
 from torch.distributed import ProcessGroup
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from shoal.fsdp.communicator import Communicator
 from shoal.fsdp.gloo import GlooCommunicator
@@ -35,18 +38,35 @@ def communicator_for(
 ) -> Communicator:
     """The communicator for one mesh axis; called by every rank of ``group`` in the same order.
 
-    ``device`` is where the buffers live. A transport that was asked for by name and is not to be
-    had raises ``NotShared``; the choice of ``AUTO`` is logged.
+    ``device`` is where the buffers live. ``group`` gets the timeout of the default group, as groups
+    do not by themselves; so one setting bounds every wait for a peer that hangs.
+
+    Raises:
+        NotShared: where ranks that cannot share memory were told to.
+        PeerLost: if another rank is lost meanwhile.
     """
+    _set_pg_timeout(timedelta(seconds=_timeout_s(_world(), device)), group)
     if device.type == "cuda":
         return NcclCommunicator(group, device)
     if group.size() == 1 or transport is Transport.GLOO:
         return GlooCommunicator(group)
     try:
-        return SharedMemoryCommunicator(join_host_memory(group))
+        return SharedMemoryCommunicator(join_host_memory(group, _timeout_s(group, device)))
     except NotShared as reason:
         if transport is Transport.SHARED_MEMORY:
             raise
         if group.rank() == 0:
             _logger.warning("an axis of %d ranks uses sockets: %s", group.size(), reason)
         return GlooCommunicator(group)
+
+
+def _world() -> ProcessGroup:
+    world = dist.group.WORLD
+    assert world is not None, "a group exists, so the default one does"
+    return world
+
+
+def _timeout_s(group: ProcessGroup, device: torch.device) -> float:
+    """How long the group's collectives of tensors on ``device`` wait for a peer, in seconds."""
+    timeout: timedelta = group._get_backend(device).options._timeout
+    return timeout.total_seconds()
