@@ -70,7 +70,13 @@ def _shoal(root: Path, *arguments: str) -> None:
 
 
 def _run(root: Path, command: list[str]) -> None:
-    subprocess.run(command, cwd=root, check=True)
+    process = subprocess.Popen(command, cwd=root)
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        code = process.wait()  # Ctrl-C reached the command as well, which ends its workers first
+    if code != 0:
+        raise subprocess.CalledProcessError(code, command)
 
 
 def _judge(metrics: Path) -> int:
