@@ -31,7 +31,7 @@ class SamplingParams:
     """Choices: independent answers to one prompt."""
 
     temperature: float = 1.0
-    """Divides the logits; 0 takes the likeliest token, the lowest id among equals."""
+    """Divides the logits; below 1e-6 the likeliest token is taken, the lowest id among equals."""
 
     top_k: int = 0
     """Keep the k likeliest tokens, lower ids first among equals; 0 keeps all."""
@@ -130,7 +130,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """Whether the likeliest token is taken, so that nothing is drawn."""
-        return self.temperature == 0 or self.top_k == 1
+        return self.temperature < 1e-6 or self.top_k == 1
 
     @property
     def changes_logits(self) -> bool:

@@ -1,0 +1,109 @@
+"""The decoder for serving: weights packed once, rows of any sequences, keys and values in pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from shoal.inference.layer import Place, ServedLayer, Weights
+from shoal.inference.precision import Precision, activation_dtype, resolved_precision
+from shoal.inference.rows import Rows
+from shoal.models import DecoderConfig, HFWeights, WeightSource
+from shoal.models.rotary import rotary_angles
+from shoal.ops import fixed
+from shoal.ops.fixed_order import HEAD_KINDS, fixed_order
+
+_FIRST_ANGLES = 1024
+
+
+class ServedModel:
+    """A model whose answers to a row do not depend on the rows beside it.
+
+    Its weights are read and packed when it is made; the source is not needed afterwards.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, source: WeightSource, precision: Precision = "auto"
+    ) -> None:
+        self.config = config
+        self.kind = resolved_precision(precision)
+        self.dtype = activation_dtype(self.kind)
+        shapes = source.shapes()
+
+        def whole(name: str) -> torch.Tensor:
+            return source.rows(name, 0, shapes[name][0]).to(self.dtype)
+
+        self._embedding = whole("model.embed_tokens.weight")
+        self._norm = whole("model.norm.weight")
+        self._layers = [
+            ServedLayer(config, layer, _within(whole, f"model.layers.{layer}."), self.kind)
+            for layer in range(config.num_layers)
+        ]
+        head = self._embedding if config.tie_word_embeddings else whole("lm_head.weight")
+        self._head = fixed.PackedLinear.pack(head, kind=HEAD_KINDS[self.kind])
+        self._cosine = self._sine = torch.empty(0)
+        self._make_angles(_FIRST_ANGLES)
+
+    @staticmethod
+    def load(folder: Path, precision: Precision = "auto") -> ServedModel:
+        """The model in a Hugging Face folder.
+
+        Raises ``ConfigError`` for a folder that holds none or one of a family that is not
+        supported, ``WorkError`` for damaged files.
+        """
+        weights = HFWeights(folder)
+        return ServedModel(weights.config, weights, precision)
+
+    def new_cache(self, num_blocks: int, block_size: int) -> fixed.KVCache:
+        """An empty cache of ``num_blocks`` blocks of ``block_size`` tokens."""
+        config = self.config
+        return fixed.KVCache(
+            num_blocks,
+            block_size,
+            config.num_layers,
+            config.num_key_value_heads,
+            config.head_dim,
+            self.dtype,
+        )
+
+    def forward(
+        self, rows: Rows, cache: fixed.KVCache, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Fill ``cache`` with the keys and values of ``rows`` and give the head's input.
+
+        That is ``[W, H]`` for the rows ``wanted`` ``[W]`` int64, for all where unset, in the dtype
+        of the activations.
+        """
+        self._make_angles(int(rows.positions.max()) + 1)
+        place = Place(
+            rows=rows,
+            cache=cache,
+            cosine=self._cosine.index_select(0, rows.positions),
+            sine=self._sine.index_select(0, rows.positions),
+            wanted=wanted,
+        )
+        hidden, added = self._embedding.index_select(0, rows.tokens), None
+        for layer in self._layers:
+            hidden, added = layer(hidden, added, place)
+        assert added is not None
+        return fixed.add_rms_norm(hidden, added, self._norm, self.config.rms_norm_eps)[1]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``hidden`` ``[W, H]`` to fp32 ``[W, V]``: 4 V bytes a row, so mind how many."""
+        return self._head(hidden, dtype=torch.float32)
+
+    def _make_angles(self, length: int) -> None:
+        """Have cosines and sines of the positions below ``length``."""
+        if length <= self._cosine.shape[0]:
+            return
+        length = 2 ** (length - 1).bit_length()
+        config = self.config
+        with fixed_order(self.kind):
+            self._cosine, self._sine = rotary_angles(
+                config.rotary, config.head_dim, torch.arange(length), self.dtype
+            )
+
+
+def _within(whole: Weights, prefix: str) -> Weights:
+    return lambda name: whole(prefix + name)
