@@ -1,0 +1,213 @@
+"""MXFP8: E4M3 numbers in blocks of 32 along K that share a power of two as their scale.
+
+Source: OCP Microscaling Formats (MX) specification 1.0, with the scale rounded up as
+Megatron Core and Transformer Engine do it: the smallest power of two that is no less than
+``amax / 448``, so that no number of the block is clipped.
+
+Products of MXFP8 are emulated exactly. Each operand, weights and activations, is a sum of at most
+4 bits times a power of two, which bf16 holds without rounding; so after quantization of both the
+bf16 tiles compute what the format's own arithmetic would: exact products, summed in fp32.
+
+Edges. A block of zeros has the smallest scale. Scales below 2**-117 are not used, because bf16
+products take numbers below 2**-126 as zero: blocks whose largest number is below 448 * 2**-117
+(2.7e-33) are quantized as if it were that. Weights above 448 * 2**119 (3e38), infinite or not
+numbers are refused; an activation like that makes its whole block not a number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from llvmlite import ir
+from numba.core import types
+
+from shoal.errors import ConfigError
+from shoal.ops.fixed.kernel import kernel
+from shoal.ops.fixed.lanes import (
+    FLOATS,
+    I32,
+    WIDTH,
+    WORDS,
+    address,
+    device,
+    lanes,
+    load,
+    operation,
+    pointer,
+    splat,
+    store_halves,
+    tree,
+    words,
+)
+
+BLOCK = 32
+"""Numbers that share a scale."""
+
+LARGEST = 448.0
+"""The largest number of E4M3."""
+
+_BYTE_PAIRS = ir.VectorType(ir.IntType(16), WIDTH)
+
+_LEAST, _MOST = 127 - 117, 127 + 119
+"""Smallest and largest scale in use, as biased exponents (E8M0)."""
+
+LIMIT = LARGEST * 2.0**119
+"""Larger weights are refused."""
+
+
+def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize along the last dimension, K, a multiple of 32.
+
+    ``[..., K]`` floating point to E4M3 ``[..., K]`` (float8_e4m3fn) and biased exponents of the
+    scales ``[..., K / 32]`` (uint8, E8M0). Raises ``ConfigError`` for numbers it cannot hold.
+    """
+    blocks = weight.detach().float().unflatten(-1, (-1, BLOCK))
+    most = blocks.abs().amax(dim=-1)
+    if not bool((most <= LIMIT).all()):
+        raise ConfigError(
+            "weight",
+            float(most.max()),
+            "MXFP8 holds finite numbers up to 3e38 only",
+            "Serve these weights in bf16 or fp32",
+        )
+    exponents = _exponents(most)
+    scaled = blocks / _powers(exponents).unsqueeze(-1)
+    return scaled.to(torch.float8_e4m3fn).flatten(-2), exponents.to(torch.uint8)
+
+
+def dequantize(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """What ``quantize`` gave as bf16, exactly."""
+    blocks = values.float().unflatten(-1, (-1, BLOCK))
+    numbers: torch.Tensor = blocks * _powers(scales.int()).unsqueeze(-1)
+    return numbers.flatten(-2).bfloat16()
+
+
+def _exponents(most: torch.Tensor) -> torch.Tensor:
+    """Biased exponents of the scales for the largest magnitudes, int32.
+
+    ``amax = m * 2**e`` with m in [1, 2), and 448 = 1.75 * 2**8: the scale is ``2**(e - 8)`` where m
+    is at most 1.75 and ``2**(e - 7)`` above.
+    """
+    bits = most.contiguous().view(torch.int32)
+    above = ((bits & 0x7FFFFF) > 0x600000).int()
+    return ((bits >> 23) - 8 + above).clamp(_LEAST, _MOST)
+
+
+def _powers(exponents: torch.Tensor) -> torch.Tensor:
+    return (exponents << 23).view(torch.float32)
+
+
+def quantize_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Quantize activations ``[T, K]``, bf16 or fp32, and give them back as bf16 ``[T, K']``.
+
+    K' is K rounded up to a multiple of 32, with zeros past K. What is returned is what E4M3 and
+    the scales stand for, exactly.
+    """
+    rows = rows.contiguous()
+    count, inner = rows.shape
+    padded = inner + -inner % BLOCK
+    out = rows.new_empty(count, padded, dtype=torch.bfloat16)
+    per_task = max(1, 32768 // padded)
+    _quantize_rows(
+        -(-count // per_task),
+        *(rows.data_ptr(), count, inner, rows.element_size(), out.data_ptr(), per_task),
+    )
+    return out
+
+
+@operation(lanes, lanes)
+def _rounded(b: Any, value: Any) -> Any:
+    """Numbers of at most 448 to the nearest of E4M3, ties to even.
+
+    Adding and taking away 1.5 * 2**23 times the spacing of E4M3 at a number rounds it to that
+    spacing, which is 2**-9 up to 2**-6 and an eighth of the power of two below it from there.
+    """
+    bits = b.bitcast(value, WORDS)
+    exponent = b.and_(bits, words(0x7F800000))
+    floor = words((127 - 6) << 23)
+    exponent = b.select(b.icmp_signed(">", exponent, floor), exponent, floor)
+    shifter = b.bitcast(b.add(exponent, words((20 << 23) | 0x400000)), FLOATS)
+    sign = b.and_(bits, words(-(1 << 31)))
+    plain = b.bitcast(b.and_(bits, words(0x7FFFFFFF)), FLOATS)
+    result = b.bitcast(b.fsub(b.fadd(plain, shifter), shifter), WORDS)
+    return b.bitcast(b.or_(result, sign), FLOATS)
+
+
+@operation(lanes, lanes, lanes)
+def _scale(b: Any, first: Any, second: Any) -> Any:
+    """The scale of a block of 32 in every lane; no number if one of them is none or too large."""
+    most = words(0)
+    for half in (first, second):
+        plain = b.and_(b.bitcast(half, WORDS), words(0x7FFFFFFF))
+        most = b.select(b.icmp_signed(">", plain, most), plain, most)
+    most = tree(b, most, lambda x, y: b.select(b.icmp_signed(">", x, y), x, y))
+    above = b.icmp_signed(">", b.and_(most, I32(0x7FFFFF)), I32(0x600000))
+    exponent = b.add(b.sub(b.lshr(most, I32(23)), I32(8)), b.zext(above, I32))
+    exponent = b.select(b.icmp_signed("<", exponent, I32(_LEAST)), I32(_LEAST), exponent)
+    bits = b.select(
+        b.icmp_signed("<=", exponent, I32(_MOST)), b.shl(exponent, I32(23)), I32(0x7FC00000)
+    )
+    return b.bitcast(splat(b, bits, WORDS), FLOATS)
+
+
+@kernel(6, "mxfp8_quantize_rows")
+def _quantize_rows(task: Any, thread: Any, arguments: Any) -> None:
+    source, count, inner, size, out, per_task = (
+        arguments[0],
+        arguments[1],
+        arguments[2],
+        arguments[3],
+        arguments[4],
+        arguments[5],
+    )
+    padded = (inner + 31) // 32 * 32
+    for row in range(task * per_task, min(count, (task + 1) * per_task)):
+        for start in range(0, padded, 32):
+            place = source + (row * inner + start) * size
+            first = load(place, min(inner - start, 16), size)
+            second = load(place + 16 * size, max(min(inner - start - 16, 16), 0), size)
+            scale = _scale(first, second)
+            target = out + (row * padded + start) * 2
+            store_halves(target, _rounded(first / scale) * scale)
+            store_halves(target + 32, _rounded(second / scale) * scale)
+
+
+@operation(types.void, address, lanes, address)
+def _decode(b: Any, source: Any, scale: Any, out: Any) -> None:
+    """16 pairs of E4M3 at ``source`` times the scale of each, as 16 pairs of bf16 at ``out``."""
+    pairs = b.load(pointer(b, source, _BYTE_PAIRS), align=2)
+    pairs = b.zext(pairs, WORDS)
+    first = b.lshr(_decoded(b, b.shl(pairs, words(24)), scale), words(16))
+    second = b.and_(_decoded(b, b.shl(pairs, words(16)), scale), words(-65536))
+    b.store(b.or_(first, second), pointer(b, out, WORDS), align=4)
+
+
+def _decoded(b: Any, shifted: Any, scale: Any) -> Any:
+    """Bits of the fp32 numbers whose E4M3 are the highest 8 bits of the words ``shifted``.
+
+    E4M3's exponent and fraction, put in place of fp32's, are the number times 2**-120, subnormal
+    numbers too.
+    """
+    sign = b.and_(shifted, words(-(1 << 31)))
+    bits = b.lshr(b.and_(shifted, words(0x7F000000)), words(4))
+    number = b.fmul(b.bitcast(b.or_(sign, bits), FLOATS), ir.Constant(FLOATS, [2.0**120] * WIDTH))
+    return b.bitcast(b.fmul(number, scale), WORDS)
+
+
+@operation(lanes, address)
+def _scales(b: Any, where: Any) -> Any:
+    """16 scales from their biased exponents."""
+    exponents = b.load(pointer(b, where, ir.VectorType(ir.IntType(8), WIDTH)), align=1)
+    return b.bitcast(b.shl(b.zext(exponents, WORDS), words(23)), FLOATS)
+
+
+@device
+def decode_panel(data: Any, scales: Any, steps: Any, out: Any) -> None:
+    """A panel of MXFP8 to a panel of bf16: 64 columns, ``steps`` pairs, a scale per 16 pairs."""
+    for block in range(0, steps, 16):
+        for column in range(0, 64, 16):
+            scale = _scales(scales + block * 4 + column)
+            for step in range(block, block + 16):
+                place = step * 64 + column
+                _decode(data + place * 2, scale, out + place * 4)

@@ -1,0 +1,96 @@
+"""Root-mean-square normalization."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from shoal.ops.fixed.kernel import kernel
+from shoal.ops.fixed.lanes import broadcast, device, float_of, fma, load, store, total
+
+_TASK_NUMBERS = 16384
+"""Numbers that are worth a task of their own."""
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Scale the last dimension of ``x`` to unit mean square, then by ``weight``; like ``x``.
+
+    ``x`` is ``[..., N]`` in bf16 or fp32, ``weight`` ``[N]`` in either. All is fp32 up to one
+    rounding at the end. Source: Zhang and Sennrich, https://arxiv.org/abs/1910.07467.
+    """
+    rows = as_rows(x)
+    out = torch.empty(x.shape, dtype=x.dtype)
+    _run(rows, None, None, weight, epsilon, out)
+    return out
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``x + residual``, rounded to their dtype, and ``rms_norm`` of that; both ``[T, N]``."""
+    sums, out = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
+    _run(as_rows(x), as_rows(residual), sums, weight, epsilon, out)
+    return sums, out
+
+
+def as_rows(x: torch.Tensor) -> torch.Tensor:
+    """``x`` as ``[rows, N]`` whose rows are contiguous."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def _run(
+    rows: torch.Tensor,
+    residual: torch.Tensor | None,
+    sums: torch.Tensor | None,
+    weight: torch.Tensor,
+    epsilon: float,
+    out: torch.Tensor,
+) -> None:
+    count, width = rows.shape
+    size = rows.element_size()
+    per_task = max(1, _TASK_NUMBERS // width)
+    other = (0, 0) if residual is None else (residual.data_ptr(), residual.stride(0) * size)
+    _rms_norm(
+        -(-count // per_task),
+        *(rows.data_ptr(), rows.stride(0) * size, count, width, size, *other),
+        0 if sums is None else sums.data_ptr(),
+        *(weight.data_ptr(), weight.element_size(), float(epsilon), out.data_ptr(), per_task),
+    )
+
+
+@device
+def normalize(
+    source: Any, width: Any, size: Any, weight: Any, weight_size: Any, epsilon: Any, out: Any
+) -> None:
+    """Normalize one row of ``width`` numbers."""
+    squares = broadcast(0.0)
+    for start in range(0, width, 16):
+        value = load(source + start * size, min(width - start, 16), size)
+        squares = fma(value, value, squares)
+    scale = broadcast(1.0 / math.sqrt(total(squares) / width + epsilon))
+    for start in range(0, width, 16):
+        count = min(width - start, 16)
+        value = load(source + start * size, count, size) * scale
+        value = value * load(weight + start * weight_size, count, weight_size)
+        store(out + start * size, value, count, size)
+
+
+@kernel(13, "rms_norm")
+def _rms_norm(task: Any, thread: Any, a: Any) -> None:
+    source, stride, count, width, size, other, other_stride, sums = (
+        *(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]),
+    )
+    weight, weight_size, epsilon, out, per_task = a[8], a[9], float_of(a[10]), a[11], a[12]
+    for row in range(task * per_task, min(count, (task + 1) * per_task)):
+        line, target = source + row * stride, out + row * width * size
+        if other:
+            for start in range(0, width, 16):
+                here = min(width - start, 16)
+                value = load(line + start * size, here, size)
+                value = value + load(other + row * other_stride + start * size, here, size)
+                store(sums + (row * width + start) * size, value, here, size)
+            line = sums + row * width * size
+        normalize(line, width, size, weight, weight_size, epsilon, target)

@@ -1,0 +1,288 @@
+"""The product at the heart of every kernel here: a few rows times 64 columns, steps in order.
+
+    out[row, column] += sum over steps of  row[step] * weight[step, column]
+
+Each (row, column) has an accumulator of its own, a lane of a register, and steps are taken one
+after the other from the first to the last. So the bits of an output depend on its row and its
+column alone, however many rows and columns are computed beside it, and it does not matter if an
+accumulator rests in memory between two steps.
+
+A step is one fp32 number, or two bf16 numbers that lie side by side: both take 4 bytes, of a row
+and of each column. Two bf16 products are added to the fp32 accumulator by one ``vdpbf16ps`` where
+the CPU has it, else by two fused multiply-adds; these differ in rounding, so machines with and
+without it are told apart by the fingerprint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from shoal.ops.fixed.lanes import (
+    BYTES,
+    FLOATS,
+    I32,
+    I64,
+    WIDTH,
+    WORDS,
+    call,
+    device,
+    operation,
+    pointer,
+    splat,
+    words,
+)
+
+
+def _cpu_has(feature: str) -> bool:
+    return bool(llvmlite.binding.get_host_cpu_features().get(feature, False))
+
+
+HAS_BF16_PRODUCTS = _cpu_has("avx512bf16")
+"""Whether the CPU multiplies bf16 numbers itself."""
+
+MOST_ROWS = 6
+"""Rows of the largest tile: 6 rows of 4 registers leave 8 of 32 for the operands."""
+
+
+class _BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's bf16, which llvmlite does not have."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+_BFLOATS = ir.VectorType(_BFloat(), 2 * WIDTH)
+
+
+def _add_single(b: ir.IRBuilder, total: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
+    row, column = b.bitcast(row, FLOATS), b.bitcast(column, FLOATS)
+    return call(b, "llvm.fma.v16f32", FLOATS, row, column, total)
+
+
+def _add_pair(b: ir.IRBuilder, total: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
+    if HAS_BF16_PRODUCTS:
+        signature = ir.FunctionType(FLOATS, [FLOATS, _BFLOATS, _BFLOATS])
+        product = cgutils.get_or_insert_function(
+            b.module, signature, "llvm.x86.avx512bf16.dpbf16ps.512"
+        )
+        return b.call(product, [total, b.bitcast(row, _BFLOATS), b.bitcast(column, _BFLOATS)])
+    for widen in (_first_of_pair, _second_of_pair):
+        total = call(b, "llvm.fma.v16f32", FLOATS, widen(b, row), widen(b, column), total)
+    return total
+
+
+_FIRST, _SECOND = 0xFFFF, -65536
+"""Masks of the halves of a word that holds a pair."""
+
+
+def _first_of_pair(b: ir.IRBuilder, pairs: ir.Value) -> ir.Value:
+    return b.bitcast(b.shl(pairs, words(16)), FLOATS)
+
+
+def _second_of_pair(b: ir.IRBuilder, pairs: ir.Value) -> ir.Value:
+    return b.bitcast(b.and_(pairs, words(_SECOND)), FLOATS)
+
+
+class _Tile:
+    """Accumulators of ``rows`` rows and ``columns`` vectors, in registers while steps are taken."""
+
+    def __init__(self, b: ir.IRBuilder, rows: int, columns: int, pairs: bool) -> None:
+        self.b, self.rows, self.columns = b, rows, columns
+        self.add = _add_pair if pairs else _add_single
+        self.sums = [[cgutils.alloca_once(b, FLOATS) for _ in range(columns)] for _ in range(rows)]
+
+    def _places(self, out: ir.Value, row_bytes: ir.Value) -> Any:
+        for row in range(self.rows):
+            start = self.b.add(out, self.b.mul(row_bytes, I64(row)))
+            for column in range(self.columns):
+                place = self.b.add(start, I64(BYTES * column))
+                yield self.sums[row][column], pointer(self.b, place, FLOATS)
+
+    def load(self, out: ir.Value, row_bytes: ir.Value) -> None:
+        for total, place in self._places(out, row_bytes):
+            self.b.store(self.b.load(place, align=4), total)
+
+    def store(self, out: ir.Value, row_bytes: ir.Value) -> None:
+        for total, place in self._places(out, row_bytes):
+            self.b.store(self.b.load(total), place, align=4)
+
+    def step(self, rows: list[ir.Value], columns: list[ir.Value], mask: int | None = None) -> None:
+        """Add products of the numbers or pairs at these addresses, ``mask`` of each column's."""
+        b = self.b
+        vectors = [b.load(pointer(b, column, WORDS), align=4) for column in columns]
+        if mask is not None:
+            vectors = [b.and_(vector, words(mask)) for vector in vectors]
+        for sums, row in zip(self.sums, rows, strict=True):
+            number = splat(b, b.load(pointer(b, row, I32), align=4), WORDS)
+            for total, vector in zip(sums, vectors, strict=True):
+                b.store(self.add(b, b.load(total), number, vector), total)
+
+
+def _table(b: ir.IRBuilder, addresses: ir.Value, count: int) -> list[ir.Value]:
+    """The ``count`` addresses in memory at ``addresses``."""
+    return [
+        b.load(pointer(b, b.add(addresses, I64(8 * index)), I64), align=8) for index in range(count)
+    ]
+
+
+def _by_columns(rows: int, columns: int, pairs: bool) -> Any:
+    """A tile whose ``columns`` vectors lie each ``step_bytes`` apart from step to step.
+
+    Arguments: addresses of the rows, addresses of the columns (both tables of int64), number of
+    steps, bytes from step to step of the columns, address of the fp32 sums, bytes from row to row.
+    """
+
+    @operation(types.void, *[types.int64] * 6)
+    def multiply(
+        b: ir.IRBuilder,
+        row_table: ir.Value,
+        column_table: ir.Value,
+        steps: ir.Value,
+        step_bytes: ir.Value,
+        out: ir.Value,
+        row_bytes: ir.Value,
+    ) -> None:
+        tile = _Tile(b, rows, columns, pairs)
+        tile.load(out, row_bytes)
+        row_starts, column_starts = _table(b, row_table, rows), _table(b, column_table, columns)
+        with cgutils.for_range(b, steps, intp=I64) as loop:
+            along_row, along_column = b.mul(loop.index, I64(4)), b.mul(loop.index, step_bytes)
+            tile.step(
+                [b.add(start, along_row) for start in row_starts],
+                [b.add(start, along_column) for start in column_starts],
+            )
+        tile.store(out, row_bytes)
+
+    return multiply
+
+
+def _by_steps(rows: int, columns: int, pairs: bool) -> Any:
+    """A tile over steps that lie in groups of 16 numbers, the groups anywhere.
+
+    Arguments: addresses of the rows, addresses of the groups (both tables of int64), what to add
+    to the latter, first number, number after the last, bytes from step to step, address of the
+    fp32 sums, bytes from row to row. Where a pair is begun or ended by the bounds, the other half
+    of its columns is taken as zero whatever it holds.
+    """
+    per_group = WIDTH // 2 if pairs else WIDTH
+
+    @operation(types.void, *[types.int64] * 8)
+    def multiply(
+        b: ir.IRBuilder,
+        row_table: ir.Value,
+        group_table: ir.Value,
+        offset: ir.Value,
+        first: ir.Value,
+        stop: ir.Value,
+        step_bytes: ir.Value,
+        out: ir.Value,
+        row_bytes: ir.Value,
+    ) -> None:
+        tile = _Tile(b, rows, columns, pairs)
+        tile.load(out, row_bytes)
+        row_starts = _table(b, row_table, rows)
+
+        def step(number: ir.Value, mask: int | None = None) -> None:
+            group = b.mul(b.udiv(number, I64(per_group)), I64(8))
+            start = b.load(pointer(b, b.add(group_table, group), I64), align=8)
+            inside = b.mul(b.urem(number, I64(per_group)), step_bytes)
+            column = b.add(b.add(start, inside), offset)
+            along_row = b.mul(number, I64(4))
+            tile.step(
+                [b.add(start, along_row) for start in row_starts],
+                [b.add(column, I64(BYTES * index)) for index in range(columns)],
+                mask,
+            )
+
+        if not pairs:
+            with cgutils.for_range_slice(b, first, stop, I64(1), I64) as (index, _):
+                step(index)
+        else:
+            half = b.lshr(first, I64(1))
+            with b.if_then(b.trunc(first, ir.IntType(1))):
+                step(half, _SECOND)
+            begin, end = b.add(half, b.and_(first, I64(1))), b.lshr(stop, I64(1))
+            with cgutils.for_range_slice(b, begin, end, I64(1), I64) as (index, _):
+                step(index)
+            with b.if_then(b.trunc(stop, ir.IntType(1))):
+                step(end, _FIRST)
+        tile.store(out, row_bytes)
+
+    return multiply
+
+
+def column_product(columns: int, *, pairs: bool) -> Any:
+    """A kernel function: tiles by columns for any number of rows.
+
+    Its arguments are those of the tile, with the number of rows put second.
+    """
+    one, two, three, four, five, six = (
+        _by_columns(rows, columns, pairs) for rows in range(1, MOST_ROWS + 1)
+    )
+
+    @device
+    def multiply(
+        rows: Any,
+        count: Any,
+        column_table: Any,
+        steps: Any,
+        step_bytes: Any,
+        out: Any,
+        row_bytes: Any,
+    ) -> None:
+        while count >= 6:
+            six(rows, column_table, steps, step_bytes, out, row_bytes)
+            rows, out, count = rows + 48, out + 6 * row_bytes, count - 6
+        if count == 5:
+            five(rows, column_table, steps, step_bytes, out, row_bytes)
+        elif count == 4:
+            four(rows, column_table, steps, step_bytes, out, row_bytes)
+        elif count == 3:
+            three(rows, column_table, steps, step_bytes, out, row_bytes)
+        elif count == 2:
+            two(rows, column_table, steps, step_bytes, out, row_bytes)
+        elif count == 1:
+            one(rows, column_table, steps, step_bytes, out, row_bytes)
+
+    return multiply
+
+
+def step_product(columns: int, *, pairs: bool) -> Any:
+    """A kernel function: tiles by steps for any number of rows, otherwise like the above."""
+    one, two, four, six = (_by_steps(rows, columns, pairs) for rows in (1, 2, 4, 6))
+
+    @device
+    def multiply(
+        rows: Any,
+        count: Any,
+        groups: Any,
+        offset: Any,
+        first: Any,
+        stop: Any,
+        step_bytes: Any,
+        out: Any,
+        row_bytes: Any,
+    ) -> None:
+        while count >= 6:
+            six(rows, groups, offset, first, stop, step_bytes, out, row_bytes)
+            rows, out, count = rows + 48, out + 6 * row_bytes, count - 6
+        if count >= 4:
+            four(rows, groups, offset, first, stop, step_bytes, out, row_bytes)
+            rows, out, count = rows + 32, out + 4 * row_bytes, count - 4
+        if count >= 2:
+            two(rows, groups, offset, first, stop, step_bytes, out, row_bytes)
+            rows, out, count = rows + 16, out + 2 * row_bytes, count - 2
+        if count == 1:
+            one(rows, groups, offset, first, stop, step_bytes, out, row_bytes)
+
+    return multiply
