@@ -52,5 +52,5 @@ def test_the_cause_is_the_error_that_no_peer_explains() -> None:
         first_cause({0: _raised(BROKEN), 1: _raised(ValueError("x"))}).report.kind == "ValueError"
     )
     cause = first_cause({0: _raised(BROKEN), 1: died}).report
-    assert (cause.rank, cause.kind, cause.message) == (1, "ProcessDied", "killed")
+    assert (cause.rank, cause.kind, cause.traceback) == (1, "ProcessDied", "killed\n")
     assert first_cause({0: _raised(BROKEN)}).report.is_consequence

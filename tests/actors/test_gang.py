@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from shoal.errors import ConfigError
-from shoal.training import EventKind, append_event, read_events
+from shoal.training import EventKind, EventReader, append_event
 from shoal_actors.train.cluster import Cluster
 from shoal_actors.train.failure import FailureReport, RunFailed, describe
 from shoal_actors.train.gang import Gang, run_gang
@@ -78,7 +78,7 @@ def test_every_way_to_lose_a_rank_is_recovered_from(tmp_path: Path, ray_session:
     started = time.monotonic()
     assert _run(tmp_path, _raise, _kill, _stop) == [4, 3, 1, 0]
     assert time.monotonic() - started < 120
-    events = read_events(tmp_path)
+    events = EventReader(tmp_path).poll()
     assert [(event["rank"], event["kind"]) for event in events[:2]] == [
         (1, "RuntimeError"),
         (1, "ProcessDied"),
@@ -93,11 +93,11 @@ def test_the_budget_of_failures_is_kept(tmp_path: Path, ray_session: Cluster) ->
     with pytest.raises(RunFailed, match="scripted") as failure:
         _run(tmp_path, _raise, _raise, max_failures=1)
     assert failure.value.report.rank == 1
-    assert len(read_events(tmp_path)) == 2
+    assert len(EventReader(tmp_path).poll()) == 2
 
 
 def test_a_refusal_is_not_repeated(tmp_path: Path, ray_session: Cluster) -> None:
     with pytest.raises(ConfigError) as refusal:
         _run(tmp_path, _refuse)
     assert refusal.value.field == "data.seq_len"
-    assert len(read_events(tmp_path)) == 1
+    assert len(EventReader(tmp_path).poll()) == 1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.checkpoint import Manifest
-from shoal.training import StepMetrics, TrainJob, TrainResult, read_events, train
+from shoal.training import EventReader, StepMetrics, TrainJob, TrainResult, train
 from tests.ranks import RankFailure, RankPool
 from tests.training.tiny import MIXTURE, MODEL, make_config, make_job, write_text
 
@@ -93,7 +93,7 @@ def test_two_resumptions_are_as_none(tmp_path: Path, ranks: RankPool, case: str)
     assert resumed.step == whole.step == 12
     assert _losses(job) == _losses(straight)
     assert _files(resumed) == _files(whole)
-    events = [(event["event"], event["step"]) for event in read_events(job.folder.path)]
+    events = [(event["event"], event["step"]) for event in EventReader(job.folder.path).poll()]
     assert events == [
         ("save", 4),
         ("resume", 4),

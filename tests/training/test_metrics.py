@@ -12,12 +12,12 @@ from rich.console import Console
 from shoal.errors import WorkError
 from shoal.training import (
     EventKind,
+    EventReader,
     MetricsReader,
     MetricsWriter,
     ProgressLine,
     StepMetrics,
     append_event,
-    read_events,
 )
 
 
@@ -84,10 +84,10 @@ def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_events_keep_their_order_and_fields(tmp_path: Path) -> None:
-    assert read_events(tmp_path) == []
+    assert EventReader(tmp_path).poll() == []
     append_event(tmp_path, EventKind.START, attempt=1)
     append_event(tmp_path, EventKind.SAVE, step=4)
-    events = read_events(tmp_path)
+    events = EventReader(tmp_path).poll()
     assert [(event["event"], event.get("step")) for event in events] == [
         ("start", None),
         ("save", 4),

@@ -8,13 +8,8 @@ lock the folder ─ Ray ─ plan, refusals ─ tokenize ─ gang of workers ─ 
 from __future__ import annotations
 
 import os
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -26,11 +21,11 @@ from shoal.errors import ConfigError, EndedEarly, WorkError
 from shoal.plan import Machine, Plan, make_plan, read_decoder_config
 from shoal.training import (
     EventKind,
+    EventReader,
     TrainJob,
     TrainResult,
     append_event,
     check_resume,
-    read_events,
 )
 from shoal_actors.data import RayDataRunner
 from shoal_actors.train.checks import check_places, check_room
@@ -40,6 +35,7 @@ from shoal_actors.train.failure import FailureReport, RunFailed
 from shoal_actors.train.follow import Follower
 from shoal_actors.train.gang import Gang, run_gang
 from shoal_actors.train.paths import with_absolute_paths
+from shoal_actors.train.stop import Terminated, sigterm_raises
 from shoal_actors.train.worker import LOGS_FOLDER, work
 
 CONFIG_FILE = "config.yaml"
@@ -58,7 +54,7 @@ def run(config: Config) -> int:
     if not is_elsewhere():
         make_plan(config, Machine.here())  # refuses before anything is started or written
     folder = _folder(config)
-    with folder.lock(), _sigterm_raises():
+    with folder.lock(), sigterm_raises():
         check_resume(folder.checkpoints, config.checkpoint.resume)
         logs = folder.path / LOGS_FOLDER
         logs.mkdir(exist_ok=True)
@@ -68,6 +64,10 @@ def run(config: Config) -> int:
             except ConfigError as error:
                 append_event(folder.path, EventKind.REFUSAL, message=str(error))
                 raise
+            except Terminated:
+                raise EndedEarly(
+                    "Stopped by SIGTERM; the same command goes on from the last checkpoint."
+                ) from None
     if result.is_out_of_data:
         raise EndedEarly(
             f"The data ended after step {result.step} of {result.num_steps}"
@@ -88,7 +88,8 @@ def _train(config: Config, console: Console) -> TrainResult:
         console.print(f"Step {own.number} of {config.train.steps} is made already: {own.path}")
         return TrainResult(step=own.number, num_steps=config.train.steps, checkpoint=own.path)
     num_cpus = config.cluster.workers * config.cluster.threads_per_worker
-    with open_cluster(num_cpus=num_cpus) as cluster:
+    # A second time, because Ray's core has put a handler of its own in place, which aborts.
+    with open_cluster(num_cpus=num_cpus) as cluster, sigterm_raises():
         plan = make_plan(config, cluster.machine)
         gang = Gang(
             num_workers=config.cluster.workers,
@@ -145,7 +146,8 @@ def _tokenize(config: Config) -> DatasetSpec:
 def _supervise(job: TrainJob, gang: Gang, console: Console) -> TrainResult:
     """Run the gang under the user's eyes."""
     folder = job.folder.path
-    num_events = len(read_events(folder))
+    events = EventReader(folder)
+    events.poll()  # those of earlier commands
     with Follower(
         folder, console, num_steps=job.config.train.steps, max_failures=gang.max_failures
     ):
@@ -158,9 +160,7 @@ def _supervise(job: TrainJob, gang: Gang, console: Console) -> TrainResult:
                 on_failure=partial(_note_failure, folder),
             )
         except RunFailed as error:
-            failures = [
-                event for event in read_events(folder)[num_events:] if event["event"] == "failure"
-            ]
+            failures = [each for each in events.poll() if each["event"] == EventKind.FAILURE]
             raise WorkError(_last_word(error, failures, folder, gang)) from None
 
 
@@ -176,20 +176,3 @@ def _last_word(error: RunFailed, failures: list[dict[str, Any]], folder: Path, g
         return f"{cause}\nMore in {folder / LOGS_FOLDER}."
     times = f"The run failed {len(failures)} times (cluster.max_failures = {gang.max_failures})"
     return f"{first['traceback']}{times}, first so: {cause}\nMore in {folder / LOGS_FOLDER}."
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Turn SIGTERM into EndedEarly in the main thread, so that everything is put in order."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise EndedEarly("Stopped by SIGTERM; the same command goes on from the last checkpoint.")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers, and gets signals
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -33,7 +33,7 @@ class FailureReport:
     """The exception's message."""
 
     traceback: str
-    """The exception with the traceback of its process; empty where the process is gone."""
+    """The exception with the traceback of its process; what Ray knows where that is gone."""
 
     is_consequence: bool
     """Whether a peer's failure explains it."""
@@ -99,23 +99,18 @@ def first_cause(failures: Mapping[int, BaseException]) -> RankFailed:
 def _as_rank_failed(rank: int, error: BaseException) -> RankFailed:
     if isinstance(error, RankFailed):
         return error
-    # Ray's own error: the process did not answer, so it could not describe itself.
+    # Ray's own error: the process did not answer, so it could not describe itself. Ray wraps the
+    # actor's death, whose text tells the circumstances, in a failed health check.
     return RankFailed(
         FailureReport(
             rank=rank,
             kind=PROCESS_DIED,
-            message=_innermost(error),
-            traceback="",
+            message="it was killed, ran out of memory or crashed, or its node was lost",
+            traceback=f"{getattr(error, 'health_check_failure', error)}\n",
             is_consequence=False,
             is_final=False,
         )
     )
-
-
-def _innermost(error: BaseException) -> str:
-    """Ray wraps the actor's death, whose text tells the cause, in a failed health check."""
-    inner = getattr(error, "health_check_failure", error)
-    return " ".join(str(inner).split())
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

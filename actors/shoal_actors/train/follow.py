@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from shoal.training import EventKind, MetricsReader, ProgressLine, read_events
+from shoal.training import EventKind, EventReader, MetricsReader, ProgressLine
 
 INTERVAL_S = 0.25
 """Seconds between two looks into the folder."""
@@ -27,12 +27,11 @@ class Follower:
     def __init__(
         self, folder: Path, console: Console, *, num_steps: int, max_failures: int
     ) -> None:
-        self._folder = folder
         self._console = console
         self._metrics = MetricsReader(folder)
         self._progress = ProgressLine(console, num_steps=num_steps)
         self._max_failures = max_failures
-        self._num_events = 0
+        self._events = EventReader(folder)
         self._num_failures = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follow-run", daemon=True)
@@ -40,7 +39,7 @@ class Follower:
     def __enter__(self) -> Follower:
         """Begin with what is written from now on."""
         self._metrics.poll()
-        self._num_events = len(read_events(self._folder))
+        self._events.poll()
         self._progress.__enter__()
         self._thread.start()
         return self
@@ -57,15 +56,12 @@ class Follower:
             self._look()
 
     def _look(self) -> None:
-        events = read_events(self._folder)[self._num_events :]
-        self._num_events += len(events)
-        # Steps first: a failure comes after them, and the next attempt's steps take a while.
-        for metrics in self._metrics.poll():
-            self._progress.show(metrics)
-        for event in events:
+        for event in self._events.poll():
             line = self._line(event)
             if line is not None:
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        for metrics in self._metrics.poll():
+            self._progress.show(metrics)
 
     def _line(self, event: dict[str, Any]) -> str | None:
         match event["event"]:

@@ -34,8 +34,9 @@ from ray.train.v2._internal.callbacks.placement_group_callback import (
     PlacementGroupCleanerCallback,
 )
 
-from shoal.errors import EndedEarly, ShoalError, WorkError
+from shoal.errors import ShoalError, WorkError
 from shoal_actors.train.failure import FailureReport, RunFailed, first_cause
+from shoal_actors.train.stop import Terminated
 
 ABORT_TIMEOUT_S = 15.0
 """Time for the workers to be killed when the driver is told to stop."""
@@ -153,8 +154,8 @@ def run_gang(
     share; Ray keeps its notes there. ``on_failure`` is called in another process of this machine.
 
     Raises RunFailed with the cause when no further attempt is made, and ConfigError where a worker
-    refused the user's input. An exception that a signal handler raises passes through, with the
-    workers killed.
+    refused the user's input. KeyboardInterrupt and Terminated pass through, with the workers
+    killed.
     """
     trainer = _Trainer(
         lambda: function(job),
@@ -182,7 +183,7 @@ def run_gang(
         value: Value = trainer.fit().return_value
     except TrainingFailedError as error:
         raise _ending(error) from None
-    except (KeyboardInterrupt, EndedEarly):
+    except (KeyboardInterrupt, Terminated):
         trainer.abort()
         raise
     return value

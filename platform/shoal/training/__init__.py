@@ -2,7 +2,7 @@
 
 from shoal.training.adamw import AdamW
 from shoal.training.build import build_model, build_sharded_optimizer, fill_model
-from shoal.training.events import EventKind, append_event, read_events
+from shoal.training.events import EventKind, EventReader, append_event
 from shoal.training.job import TrainJob, TrainResult
 from shoal.training.loop import train
 from shoal.training.loss import StepLosses, StepWeights
@@ -16,6 +16,7 @@ from shoal.training.step import Stepper
 __all__ = [
     "AdamW",
     "EventKind",
+    "EventReader",
     "LearningRate",
     "MetricsReader",
     "MetricsWriter",
@@ -32,7 +33,6 @@ __all__ = [
     "build_sharded_optimizer",
     "check_resume",
     "fill_model",
-    "read_events",
     "set_learning_rate",
     "starting_point",
     "train",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import WorkError
+from shoal.training.lines import LineReader
 
 EVENTS_FILE = "events.jsonl"
 
@@ -44,10 +45,12 @@ def append_event(folder: Path, kind: EventKind, /, **fields: Any) -> None:
         raise WorkError(f"cannot write {folder / EVENTS_FILE}: {error.strerror}.") from error
 
 
-def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Every whole event of a run's folder, oldest first; none where there is no file."""
-    try:
-        text = (folder / EVENTS_FILE).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+class EventReader:
+    """Follows the ``events.jsonl`` of a run's folder; there need not be one yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self._reader = LineReader(folder / EVENTS_FILE)
+
+    def poll(self) -> list[dict[str, Any]]:
+        """Events since the last call, oldest first; at the first call all of them."""
+        return [json.loads(line) for line in self._reader.poll().lines]

@@ -18,6 +18,7 @@ from typing import IO
 from torch.utils.tensorboard import SummaryWriter
 
 from shoal.errors import WorkError
+from shoal.training.lines import LineReader
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -103,30 +104,12 @@ class MetricsReader:
     """Follows a ``metrics.jsonl`` that another process writes."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / METRICS_FILE
-        self._last_line = b""
-        self._offset = 0
+        self._reader = LineReader(folder / METRICS_FILE)
 
     def poll(self) -> list[StepMetrics]:
         """Steps written since the last call; only the newest, where the file was cut meanwhile."""
-        try:
-            with self._path.open("rb") as file:
-                return self._read(file)
-        except FileNotFoundError:
-            return []
-
-    def _read(self, file: IO[bytes]) -> list[StepMetrics]:
-        file.seek(self._offset - len(self._last_line))
-        was_cut = file.read(len(self._last_line)) != self._last_line
-        if was_cut:
-            self._offset, self._last_line = 0, b""
-            file.seek(0)
-        lines = [line for line in file.readlines() if line.endswith(b"\n")]
-        if not lines:
-            return []
-        self._offset += sum(len(line) for line in lines)
-        self._last_line = lines[-1]
-        return [_parse(line) for line in (lines[-1:] if was_cut else lines)]
+        new = self._reader.poll()
+        return [_parse(line) for line in (new.lines[-1:] if new.was_cut else new.lines)]
 
 
 def _parse(line: bytes) -> StepMetrics:

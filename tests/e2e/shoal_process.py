@@ -1,0 +1,86 @@
+"""``shoal`` as users start it: a process of its own, whose children can be found afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+ROOTS = [str(Path(__file__).resolve().parents[2] / name) for name in ("platform", "actors")]
+MARK = "SHOAL_TEST_MARK"
+
+
+class ShoalProcess:
+    """A running command; every process under it carries a mark in its environment."""
+
+    def __init__(self, arguments: list[str], folder: Path, **environment: str) -> None:
+        self._mark = uuid.uuid4().hex
+        self._log = folder / f"output-{self._mark[:8]}.txt"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "shoal", *arguments],
+                cwd=folder,
+                env=plain_environment(**environment, **{MARK: self._mark}),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self._log.read_text()
+
+    def interrupt(self) -> None:
+        """What a terminal does at Ctrl-C: tell the whole group."""
+        os.killpg(self._process.pid, signal.SIGINT)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the command itself."""
+        self._process.terminate()
+
+    def wait(self, timeout_s: float = 150) -> int:
+        """Its exit code."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            raise AssertionError(f"did not end in {timeout_s} s:\n{self.output}") from None
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 150) -> None:
+        """Wait until something holds, while the command runs."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self._process.poll() is None, f"ended early:\n{self.output}"
+            assert time.monotonic() < deadline, f"too slow:\n{self.output}"
+            time.sleep(0.01)
+
+    def left_running(self, timeout_s: float = 10) -> list[str]:
+        """Command lines of processes under it that outlive it by more than ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        while (left := _marked(self._mark)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return left
+
+
+def plain_environment(**more: str) -> dict[str, str]:
+    """This process's environment without what earlier tests told Ray."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    path = os.pathsep.join([*ROOTS, kept.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return {**kept, "PYTHONPATH": path, **more}
+
+
+def _marked(mark: str) -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:  # it ended meanwhile, or is another user's
+            continue
+    return found

@@ -1,0 +1,101 @@
+"""``shoal train`` through all that can happen to a run, against one to which nothing did."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from shoal.checkpoint import Manifest, newest
+from shoal.config import dump_config
+from shoal.training import EventReader, TrainResult, train
+from tests.e2e.shoal_process import ShoalProcess
+from tests.ranks import RankPool
+from tests.training.tiny import MODEL, make_config, make_job, write_text
+
+STEPS = 240
+
+
+def _train(job: Any) -> TrainResult:
+    return train(job)
+
+
+def _steps(folder: Path) -> list[int]:
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line)["step"] for line in lines if line.endswith("\n")]
+
+
+def _reached(folder: Path, step: int) -> bool:
+    return bool(steps := _steps(folder)) and steps[-1] >= step
+
+
+def _events(folder: Path) -> list[str]:
+    return [event["event"] for event in EventReader(folder).poll()]
+
+
+def _content(folder: Path) -> dict[str, str]:
+    """Checksums of everything in the last checkpoint."""
+    last = newest(folder / "checkpoints")
+    assert last is not None and last.number == STEPS
+    return {name: str(record) for name, record in Manifest.read(last.path).files.items()}
+
+
+def test_a_run_survives_everything_bit_for_bit(tmp_path: Path, ranks: RankPool) -> None:
+    write_text(tmp_path / "text.txt", num_bytes=20_000)
+    config = make_config(
+        tmp_path,
+        model={"config": {**MODEL, "attention_dropout": 0.1}},
+        data={"seq_len": 48},
+        cluster={"workers": 2, "device": "cpu", "nvlink_domain": 1, "timeout_s": 20.0},
+        sharding={"dense": {"outer": "optimizer", "inner": "parameters"}},
+        optimizer={"lr": 0.01, "clip": 1.0, "schedule": {"kind": "cosine", "warmup_steps": 5}},
+        train={"steps": STEPS, "global_batch": 8},
+        checkpoint={"every": 20},
+    )
+    calm = config.model_copy(update={"run": config.run.model_copy(update={"name": "calm"})})
+    ranks.run(2, _train, make_job(calm))
+    (tmp_path / "run.yaml").write_text(dump_config(config))
+    folder = tmp_path / "runs" / "run"
+    command = ["train", "run.yaml"]
+
+    # A worker is killed: its peers fail, and all go on from the last checkpoint.
+    first = ShoalProcess(command, tmp_path)
+    first.wait_for(lambda: _reached(folder, 50))
+    victim = next(e for e in EventReader(folder).poll() if e["event"] == "start")["workers"][1]
+    os.kill(victim["pid"], signal.SIGKILL)
+
+    # A second run of the same name is refused and harms nothing.
+    second = ShoalProcess(command, tmp_path)
+    assert second.wait() == 2
+    assert "run.name = 'run'" in second.output and "in use" in second.output
+
+    # Ctrl-C in the second attempt ends everything.
+    first.wait_for(
+        lambda: len([e for e in EventReader(folder).poll() if e["event"] == "start"]) == 2
+    )
+    first.wait_for(lambda: _reached(folder, 90))
+    first.interrupt()
+    assert first.wait(30) == 130, first.output
+    assert first.left_running() == []
+    assert "Rank 1 failed. ProcessDied" in first.output
+    assert not any(word in first.output for word in ("ray", "Ray", "Traceback", "raylet"))
+
+    # SIGTERM before the workers run counts as ended early.
+    third = ShoalProcess(command, tmp_path)
+    third.wait_for(lambda: "parameters on 2 cpu workers" in third.output)
+    third.terminate()
+    assert third.wait(30) == 3, third.output
+    assert third.left_running() == []
+
+    last = ShoalProcess(command, tmp_path)
+    assert last.wait() == 0, last.output
+    assert last.left_running() == []
+    assert _steps(folder) == list(range(1, STEPS + 1))
+    assert _content(folder) == _content(tmp_path / "runs" / "calm")
+    events = _events(folder)
+    assert events.count("failure") == 1
+    assert events.count("resume") == 2
+    assert events[-1] == "end"
