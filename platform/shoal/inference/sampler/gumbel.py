@@ -62,7 +62,7 @@ def _philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
 def _bound(word: Any) -> Any:
     """At least the Gumbel noise of ``word``."""
     # The exponent of 2^32 - 1 - word, which is 2^32 (1 - u) - 1/2, biased by 127; 0 for zero.
-    exponent = np.float32(~word).view(np.int32) >> 23
+    exponent: Any = np.float32(~word).view(np.int32) >> 23
     return np.float32(159 - max(exponent, 126)) * _LN_2
 
 

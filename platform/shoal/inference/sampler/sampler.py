@@ -21,17 +21,18 @@ class Sampler:
     """Draws the next tokens of rows that have nothing to do with each other.
 
     What comes out for a row depends on its logits and its ``Row`` alone: not on the other rows,
-    their number or order, nor on threads. There is no state. ``end_ids`` are the model's
-    end-of-text tokens.
+    their number or order, nor on threads. There is no state. ``vocab_size`` is V, the width of
+    the logits, and ``end_ids`` are the model's end-of-text tokens.
     """
 
-    def __init__(self, end_ids: Sequence[int] = ()) -> None:
+    def __init__(self, vocab_size: int, end_ids: Sequence[int] = ()) -> None:
+        self._vocab_size = vocab_size
         self._end_ids = tuple(end_ids)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled]:
         """Next token of each row of ``logits``, fp32 ``[R, V]`` on the CPU; R is len(rows)."""
         values: Floats = logits.numpy()
-        assert values.dtype == np.float32 and len(values) == len(rows)
+        assert values.dtype == np.float32 and values.shape == (len(rows), self._vocab_size)
         if not rows:
             return []
         largest = values.argmax(axis=1)
