@@ -1,0 +1,118 @@
+"""What the HTTP layer asks of the engines: over Ray actors in service, a script in tests.
+
+    HTTP request                     EngineClient                       engines
+       │ submit(requests, mailbox) ──> │ choose a replica ── Submission ──> │
+       │ <────── mailbox.put(outputs) ─│ <── list[Output], one per step ────│
+       │ abort(ids) ─────────────────> │ ── Abort ────────────────────────> │
+
+All methods are called on the event loop of the frontend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from shoal.errors import WorkError
+from shoal.inference.limits import Limits
+from shoal.inference.protocol import Stats
+from shoal.inference.request import Request
+from shoal_deployments.mailbox import Mailbox
+
+
+class EngineBusy(WorkError):
+    """No replica has room in its queue; answered with 429."""
+
+
+class EngineUnavailable(WorkError):
+    """No replica takes requests: starting, draining or lost; answered with 503."""
+
+
+class EngineFailed(WorkError):
+    """A step failed, and the request with it; answered with 500."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCard:
+    """The model that is served."""
+
+    name: str
+    """What clients write in ``model``."""
+
+    created: int
+    """When its weights were written; seconds since 1970."""
+
+    limits: Limits
+    """What every replica takes; requests are checked against it before they are submitted."""
+
+    fingerprint: str | None = None
+    """Hash of the kernels' results; unset where replicas differ, or none was taken."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaStats:
+    """One replica at a moment."""
+
+    replica: str
+    stats: Stats
+
+    migrated: int = 0
+    """Requests that went on elsewhere."""
+
+    certificate: Mapping[str, Any] = field(default_factory=dict)
+    """What was proven of its kernels when it loaded; plain JSON values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaHealth:
+    """Whether one replica gets on."""
+
+    replica: str
+
+    progresses: bool
+    """False once the engine has work and its step counter has stood still for too long, or the
+    engine cannot be reached."""
+
+    detail: str = ""
+    """What is wrong, for a person."""
+
+
+class EngineClient(Protocol):
+    """The engines as one frontend sees them."""
+
+    @property
+    def card(self) -> ModelCard:
+        """The model; the same for as long as the application runs."""
+        ...
+
+    async def submit(self, requests: Sequence[Request], mailbox: Mailbox) -> None:
+        """Hand over the requests of one client, all of them or none.
+
+        Returns once the engines have taken them; from then on their outputs are put into
+        ``mailbox``, until each choice has its finish reason or the request is aborted. A failure
+        that ends them goes to ``mailbox.fail``. May be cancelled at any point: the caller aborts
+        all ids afterwards.
+
+        Raises:
+            ConfigError: an engine refuses a request.
+            EngineBusy: no queue has room.
+            EngineUnavailable: no replica takes requests.
+        """
+        ...
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Give up requests in any state; never blocks, never raises, may be called again.
+
+        An id that the engine has not seen yet is remembered, so that the request is dropped when
+        it arrives.
+        """
+        ...
+
+    async def stats(self) -> Sequence[ReplicaStats]:
+        """Every replica that answers, in a fixed order."""
+        ...
+
+    async def health(self) -> Sequence[ReplicaHealth]:
+        """Every replica, in the same order; answers from what is known, within a second."""
+        ...

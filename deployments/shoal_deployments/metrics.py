@@ -1,0 +1,87 @@
+"""Counters and times of one frontend, and its engines' numbers, for Prometheus.
+
+| name | labels | is |
+|---|---|---|
+| ``shoal_http_requests_total`` | path, status | answers; 499 where the client left before the end |
+| ``shoal_http_request_seconds`` | path | time from the request's head to the answer's end |
+| ``shoal_requests_held`` | | generations in progress |
+| ``shoal_time_to_first_token_seconds`` | | from the request's head to its first token |
+| ``shoal_prompt_tokens_total`` | | tokens of accepted prompts |
+| ``shoal_generated_tokens_total`` | | tokens received from the engines |
+| ``shoal_engine_*`` | replica | each number of ``/stats`` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from shoal.inference.protocol import Stats
+from shoal_deployments.engine_client import ReplicaStats
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_GAUGES = frozenset({"running", "waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached"})
+
+
+class Metrics:
+    """The numbers of one frontend, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "shoal_http_requests", "Answers.", ("path", "status"), registry=self.registry
+        )
+        self.request_seconds = Histogram(
+            "shoal_http_request_seconds",
+            "From the request's head to the answer's end.",
+            ("path",),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.held = Gauge("shoal_requests_held", "Generations in progress.", registry=self.registry)
+        self.first_token_seconds = Histogram(
+            "shoal_time_to_first_token_seconds",
+            "From the request's head to its first token.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.prompt_tokens = Counter(
+            "shoal_prompt_tokens", "Tokens of accepted prompts.", registry=self.registry
+        )
+        self.generated_tokens = Counter(
+            "shoal_generated_tokens", "Tokens from the engines.", registry=self.registry
+        )
+
+    def text(self, replicas: Sequence[ReplicaStats]) -> bytes:
+        """All of it in Prometheus' text format."""
+        engines = CollectorRegistry()
+        engines.register(_Engines(replicas))
+        return generate_latest(self.registry) + generate_latest(engines)
+
+
+class _Engines:
+    """The engines' numbers as one scrape finds them."""
+
+    def __init__(self, replicas: Sequence[ReplicaStats]) -> None:
+        self._replicas = replicas
+
+    def collect(self) -> Iterator[Metric]:
+        """One family for each number."""
+        for field in fields(Stats):
+            name = f"shoal_engine_{field.name}"
+            values = {each.replica: getattr(each.stats, field.name) for each in self._replicas}
+            yield _family(name, values, is_gauge=field.name in _GAUGES)
+        migrated = {each.replica: each.migrated for each in self._replicas}
+        yield _family("shoal_engine_migrated", migrated, is_gauge=False)
+
+
+def _family(name: str, values: dict[str, int], *, is_gauge: bool) -> Metric:
+    kind = GaugeMetricFamily if is_gauge else CounterMetricFamily
+    what = f"{name.removeprefix('shoal_engine_').replace('_', ' ').capitalize()} of each replica."
+    family = kind(name, what, labels=("replica",))
+    for replica, value in values.items():
+        family.add_metric((replica,), value)
+    return family

@@ -1,0 +1,103 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.inference.params import SamplingParams
+from shoal_deployments.openai.answers import Choice
+from shoal_deployments.openai.endpoint import Endpoint, PromptTokens
+from shoal_deployments.openai.logprobs import NameOf, chat_logprobs
+from shoal_deployments.openai.requests import ChatCompletionBody, Message
+from shoal_deployments.openai.sampling import chat_params
+from shoal_deployments.openai.writer import Header, Writer
+from shoal_deployments.tokenizing import Tokenizing
+
+
+class ChatCompletions(Endpoint[ChatCompletionBody]):
+    """Answers a chat, which the tokenizer's template turns into a prompt."""
+
+    body_type = ChatCompletionBody
+    id_prefix = "chatcmpl"
+    prompt_field = "messages"
+
+    def params(self, body: ChatCompletionBody) -> SamplingParams:
+        return chat_params(body)
+
+    async def prompts(self, body: ChatCompletionBody, tokenizing: Tokenizing) -> list[PromptTokens]:
+        messages = [_for_template(message) for message in body.messages]
+        return [PromptTokens(ids=await tokenizing.encode_chat(messages))]
+
+    async def writer(
+        self,
+        header: Header,
+        body: ChatCompletionBody,
+        prompts: Sequence[PromptTokens],
+        tokenizing: Tokenizing,
+    ) -> Writer:
+        return ChatWriter(header, body, prompts[0], tokenizing.name_of)
+
+
+class ChatWriter(Writer):
+    """``chat.completion`` and ``chat.completion.chunk``."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(
+        self, header: Header, body: ChatCompletionBody, prompt: PromptTokens, name_of: NameOf
+    ) -> None:
+        super().__init__(header, includes_usage=body.includes_usage)
+        self._has_logprobs = bool(body.logprobs)
+        self._has_token_ids = bool(body.return_token_ids)
+        self._prompt = prompt
+        self._name_of = name_of
+
+    def opening(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        delta = {"role": "assistant", "content": ""}
+        chunks = [self._chunk(self._written(choice, "delta", delta)) for choice in choices]
+        if self._has_token_ids:
+            chunks[0]["prompt_token_ids"] = self._prompt.ids
+        return chunks
+
+    def chunks(self, added: Sequence[Choice]) -> list[dict[str, Any]]:
+        written = []
+        for choice in added:
+            # Half a character has no text yet, but a log-probability and an id of its own.
+            if choice.text or choice.finish_reason or self._has_logprobs or self._has_token_ids:
+                delta = {"content": choice.text} if choice.text else {}
+                written.append(self._chunk(self._written(choice, "delta", delta)))
+        return written
+
+    def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> dict[str, Any]:
+        written = []
+        for choice in choices:
+            message = {"role": "assistant", "content": choice.text, "refusal": None}
+            written.append(self._written(choice, "message", message))
+        answer = self._object(self.kind, written) | {"usage": usage}
+        if self._has_token_ids:
+            answer["prompt_token_ids"] = self._prompt.ids
+        return answer
+
+    def _written(self, choice: Choice, name: str, content: dict[str, Any]) -> dict[str, Any]:
+        written: dict[str, Any] = {
+            "index": choice.index,
+            name: content,
+            "logprobs": None,
+            "finish_reason": choice.finish_reason,
+        }
+        if self._has_logprobs and choice.logprobs:
+            written["logprobs"] = chat_logprobs(choice.logprobs, self._name_of)
+        if choice.stop_reason is not None:
+            written["stop_reason"] = choice.stop_reason
+        if self._has_token_ids:
+            written["token_ids"] = choice.token_ids
+        return written
+
+
+def _for_template(message: Message) -> dict[str, str]:
+    """A message as chat templates know it."""
+    role = "system" if message.role == "developer" else message.role
+    plain = {"role": role, "content": message.content}
+    return plain if message.name is None else {**plain, "name": message.name}

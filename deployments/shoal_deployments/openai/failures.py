@@ -1,0 +1,23 @@
+"""What a failure below this layer means to a client."""
+
+from __future__ import annotations
+
+from shoal.errors import ConfigError, ShoalError
+from shoal_deployments.engine_client import EngineBusy, EngineUnavailable
+from shoal_deployments.mailbox import SlowReader
+from shoal_deployments.openai.errors import ApiError, from_config_error, try_later
+
+
+def api_error(error: ShoalError, retry_after_s: int) -> ApiError:
+    """The refusal that tells the client about ``error``."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ConfigError):
+        return from_config_error(error)
+    if isinstance(error, EngineBusy):
+        return try_later(429, str(error), "queue_full", retry_after_s)
+    if isinstance(error, EngineUnavailable):
+        return try_later(503, str(error), "engine_unavailable", retry_after_s)
+    if isinstance(error, SlowReader):
+        return ApiError(408, str(error), code="slow_reader")
+    return ApiError(500, str(error), code="engine_failed")

@@ -1,0 +1,73 @@
+"""From tokenized prompts to requests that an engine will take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal.config import LimitSettings
+from shoal.errors import ConfigError
+from shoal.inference.params import SamplingParams
+from shoal.inference.request import Request
+from shoal_deployments.engine_client import ModelCard
+from shoal_deployments.openai.endpoint import PromptTokens
+from shoal_deployments.openai.errors import ApiError, bad_field, from_config_error, shown
+from shoal_deployments.openai.requests import GenerationBody
+
+
+def check_model(body: GenerationBody, card: ModelCard) -> None:
+    """Refuse another model than the one served: ApiError, status 404."""
+    if body.model != card.name:
+        raise unknown_model(body.model, card)
+
+
+def unknown_model(name: str, card: ModelCard) -> ApiError:
+    """The refusal of a model that is not served."""
+    message = f"There is no model {shown(name)} here. This server has {shown(card.name)}."
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def make_requests(
+    answer_id: str,
+    prompts: Sequence[PromptTokens],
+    params: SamplingParams,
+    card: ModelCard,
+    limits: LimitSettings,
+    prompt_field: str,
+) -> tuple[Request, ...]:
+    """One request for each prompt; ApiError, status 400, for what no engine could answer."""
+    if params.n * len(prompts) > limits.choices:
+        problem = f"With {len(prompts)} prompts it asks for more than {limits.choices} choices"
+        remedy = f"Ask for at most {limits.choices // len(prompts)}"
+        raise bad_field("n", params.n, problem, remedy, "invalid_value")
+    requests = []
+    for place, prompt in enumerate(prompts):
+        _check_length(len(prompt.ids), params.max_tokens, card, limits, prompt_field)
+        request = Request(id=f"{answer_id}-{place}", prompt=prompt.ids, params=params)
+        try:
+            card.limits.check(request)
+        except ConfigError as error:
+            param = prompt_field if error.field == "prompt" else error.field
+            raise from_config_error(error, param) from error
+        requests.append(request)
+    return tuple(requests)
+
+
+def _check_length(
+    num_tokens: int,
+    max_tokens: int | None,
+    card: ModelCard,
+    limits: LimitSettings,
+    prompt_field: str,
+) -> None:
+    """Refuse a prompt after which not even one token has room, by the code that clients know."""
+    # The last token of an answer is never computed, so the cache need not hold it.
+    whole = min(card.limits.context_length, card.limits.pool_tokens + 1)
+    most = whole - (0 if max_tokens == 0 else 1)
+    if limits.prompt_tokens is not None:
+        most = min(most, limits.prompt_tokens)
+    if num_tokens > most:
+        message = (
+            f"{prompt_field} has {num_tokens} tokens; the longest prompt that leaves room for an "
+            f"answer has {most}. Shorten it."
+        )
+        raise ApiError(400, message, param=prompt_field, code="context_length_exceeded")

@@ -1,0 +1,84 @@
+"""``/health``, ``/stats`` and ``/metrics``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+
+from shoal_deployments.engine_client import EngineUnavailable, ReplicaHealth, ReplicaStats
+from shoal_deployments.openai.service import Service
+
+DEADLINE_S = 2.0
+"""How long the engines may take to say how they are."""
+
+
+def operation_routes(service: Service) -> APIRouter:
+    """Routes for probes, dashboards and scrapers."""
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> Response:
+        return await _health(service)
+
+    @router.get("/stats")
+    async def stats() -> dict[str, Any]:
+        replicas = await _stats(service)
+        return {
+            "model": service.engine.card.name,
+            "held": service.admission.num_held,
+            "replicas": [_plain(each) for each in replicas],
+        }
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        text = service.metrics.text(await _stats(service))
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+async def _health(service: Service) -> Response:
+    """Status 200 as long as one replica gets on, else 503: then no request would be answered."""
+    replicas: Sequence[ReplicaHealth] = ()
+    problem = ""
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            replicas = await service.engine.health()
+    except TimeoutError:
+        problem = f"The engines did not answer within {DEADLINE_S:g} seconds."
+    except EngineUnavailable as error:
+        problem = str(error)
+    num_well = sum(replica.progresses for replica in replicas)
+    word = "failing" if num_well == 0 else "ok" if num_well == len(replicas) else "degraded"
+    content: dict[str, Any] = {
+        "status": word,
+        "replicas": [asdict(replica) for replica in replicas],
+    }
+    if problem:
+        content["problem"] = problem
+    headers = {} if num_well else {"Retry-After": str(service.limits.retry_after_s)}
+    return JSONResponse(content, 200 if num_well else 503, headers)
+
+
+async def _stats(service: Service) -> Sequence[ReplicaStats]:
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            return await service.engine.stats()
+    except TimeoutError:
+        problem = f"The engines did not answer within {DEADLINE_S:g} seconds."
+        raise EngineUnavailable(problem) from None
+
+
+def _plain(replica: ReplicaStats) -> dict[str, Any]:
+    return {
+        "replica": replica.replica,
+        **asdict(replica.stats),
+        "migrated": replica.migrated,
+        "certificate": dict(replica.certificate),
+    }
