@@ -63,7 +63,8 @@ class Choice:
         stop: str | None,
     ) -> Output:
         sequence = self.sequence
-        reason, stop_reason = sequence.finish_reason, None
+        reason = sequence.finish_reason
+        stop_reason: int | str | None = None
         if stop is not None:
             reason, stop_reason = FinishReason.STOP, stop
         elif sequence.stop_token in sequence.request.params.stop_token_ids:

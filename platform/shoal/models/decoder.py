@@ -31,6 +31,8 @@ class DecoderOutput(NamedTuple):
     auxiliary: torch.Tensor | None
     """With mixture-of-experts layers: the load-balancing loss summed over the B sequences, without
     its coefficient, fp32 scalar."""
+    log_probabilities: torch.Tensor | None = None
+    """Where asked for: the log-probability of each label, ``[B, S]`` fp32, 0 where it is -100."""
 
 
 class _Trunk(nn.Module):
@@ -71,15 +73,21 @@ class Decoder(nn.Module):
         positions: torch.Tensor | None = None,
         documents: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        each_label: bool = False,
     ) -> DecoderOutput:
         """Logits of ``tokens``, or with ``labels`` their loss; all arguments ``[B, S]`` int64.
 
         ``positions`` count from 0 along each sequence where unset. A token attends within its run
         of equal numbers in ``documents``. ``labels`` are already shifted; -100 counts nothing.
+        ``each_label`` gives their log-probabilities one by one in the place of the loss.
         """
         hidden, auxiliary = self._hidden(tokens, positions, documents)
         if labels is None:
-            return DecoderOutput(self.lm_head(hidden), None, auxiliary)
+            return DecoderOutput(ops.logits(hidden, self.lm_head.weight), None, auxiliary)
+        if each_label:
+            rows, targets = hidden.flatten(0, 1), labels.flatten()
+            each = ops.token_log_probabilities(rows, self.lm_head.weight, targets)
+            return DecoderOutput(None, None, auxiliary, each.view_as(labels))
         loss = ops.linear_cross_entropy(hidden.flatten(0, 1), self.lm_head.weight, labels.flatten())
         return DecoderOutput(None, loss, auxiliary)
 

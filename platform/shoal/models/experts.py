@@ -22,16 +22,12 @@ class Router(nn.Module):
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """``tokens`` ``[T, H]`` to probabilities ``[T, E]``, choices and their weights ``[T, k]``.
 
-        A token's choices come in increasing order of the expert's number, which is the order in
-        which ``ops.combine`` adds their outputs.
+        A token's choices come in increasing order of the expert's number.
         """
-        probabilities = ops.linear(tokens.float(), self.weight.float()).softmax(dim=-1)
-        top = probabilities.topk(self.config.experts_per_token, dim=-1).indices
-        choices = top.sort(dim=-1).values
-        weights = probabilities.gather(1, choices)
-        if self.config.normalize_weights:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return probabilities, choices, weights
+        config = self.config
+        return ops.route(
+            tokens, self.weight, config.experts_per_token, normalize=config.normalize_weights
+        )
 
 
 class Experts(nn.Module):
@@ -50,11 +46,9 @@ class Experts(nn.Module):
         self, tokens: torch.Tensor, choices: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """``tokens`` ``[T, H]`` with ``choices`` and ``weights`` ``[T, k]`` to ``[T, H]``."""
-        groups = ops.ExpertGroups.of(choices, self.num_experts)
-        rows = ops.dispatch(tokens, groups)
-        gate, up = ops.grouped_linear(rows, self.gate_up_proj, groups.sizes).chunk(2, dim=-1)
-        rows = ops.grouped_linear(ops.swiglu(gate, up), self.down_proj, groups.sizes)
-        return ops.combine(rows, weights, groups)
+        return ops.visit_experts(
+            tokens, choices, weights, self.gate_up_proj, self.down_proj, self.num_experts
+        )
 
 
 class SparseMLP(nn.Module):
@@ -79,8 +73,8 @@ class SparseMLP(nn.Module):
         probabilities, choices, weights = self.gate(tokens)
         output = self.experts(tokens, choices, weights)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
-            share = self.shared_expert_gate(tokens).sigmoid()
-            output = output + share * self.shared_expert(tokens)
+            shared = self.shared_expert(tokens)
+            output = ops.add_shared_expert(output, shared, tokens, self.shared_expert_gate.weight)
         visits = probabilities.new_zeros(hidden.shape[0], self.num_experts)
         visited = choices.view(hidden.shape[0], -1)
         visits.scatter_add_(1, visited, visits.new_ones(()).expand_as(visited))

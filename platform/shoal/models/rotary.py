@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from shoal import ops
 from shoal.errors import ConfigError
 
 FIELD = "model.config.rope_parameters"
@@ -221,5 +222,6 @@ def rotary_angles(
     """
     frequencies = rotary_frequencies(config, head_dim, positions.device)
     angles = positions.unsqueeze(-1).float() * frequencies
-    cosine, sine = angles.cos() * config.attention_factor, angles.sin() * config.attention_factor
-    return cosine.to(dtype), sine.to(dtype)
+    cosine, sine = ops.cosine_and_sine(angles)
+    factor = config.attention_factor
+    return (cosine * factor).to(dtype), (sine * factor).to(dtype)

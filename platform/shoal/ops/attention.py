@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from shoal.ops.replaceable import replaceable
+
 # Below this a block of queries costs more in calls than it saves in masked scores.
 _MIN_BLOCK = 128
 
@@ -51,6 +53,7 @@ class DocumentSpans:
         )
 
 
+@replaceable
 def attend(
     query: torch.Tensor,
     key: torch.Tensor,

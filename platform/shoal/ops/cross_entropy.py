@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from shoal.ops.replaceable import replaceable
+
 IGNORED = -100
 """Label of a row that has no target."""
 
@@ -80,6 +82,7 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
         total += left @ right
 
 
+@replaceable
 def linear_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,

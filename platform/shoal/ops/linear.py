@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from shoal.ops.replaceable import replaceable
 
+
+@replaceable
 def linear(
     inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from shoal.ops.replaceable import replaceable
 
+
+@replaceable
 def rms_norm(inputs: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Scale the last dimension to unit mean square, then by ``weight``; same shape and dtype.
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from shoal.ops.replaceable import replaceable
+
 
 class _Rotate(torch.autograd.Function):
     """The rotation; its gradient is the rotation back, so nothing but the angles is kept."""
@@ -31,6 +33,13 @@ def _rotated(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> t
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
+@replaceable
+def cosine_and_sine(angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both of ``angles``, in radians and fp32; like ``angles``."""
+    return angles.cos(), angles.sin()
+
+
+@replaceable
 def rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
     """Rotate each pair (i, i + D/2) of every head by the angle of its position.
 

@@ -1,0 +1,59 @@
+"""The mixture of experts: which experts a token visits, and what they make of it."""
+
+from __future__ import annotations
+
+import torch
+
+from shoal.ops.grouped_linear import grouped_linear
+from shoal.ops.linear import linear
+from shoal.ops.replaceable import replaceable
+from shoal.ops.routing import ExpertGroups, combine, dispatch
+from shoal.ops.swiglu import swiglu
+
+
+@replaceable
+def route(
+    tokens: torch.Tensor, weight: torch.Tensor, experts_per_token: int, *, normalize: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``tokens`` ``[T, H]`` to probabilities ``[T, E]``, choices and their weights ``[T, k]``.
+
+    All in fp32 whatever the dtype of ``tokens`` and of the router's ``weight`` ``[E, H]``. Choices
+    come in increasing order of the expert's number, which is the order in which ``combine`` adds
+    their outputs; ``normalize`` scales a token's weights to a sum of one.
+    """
+    probabilities = linear(tokens.float(), weight.float()).softmax(dim=-1)
+    top = probabilities.topk(experts_per_token, dim=-1).indices
+    choices = top.sort(dim=-1).values
+    weights = probabilities.gather(1, choices)
+    if normalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return probabilities, choices, weights
+
+
+@replaceable
+def visit_experts(
+    tokens: torch.Tensor,
+    choices: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    num_experts: int,
+) -> torch.Tensor:
+    """The weighted sum of each token's experts, ``[T, H]`` to the same.
+
+    ``choices`` and ``weights`` are ``[T, k]``, ``gate_up`` is ``[E * 2I, H]``: the gate rows of an
+    expert, then its up rows; ``down`` is ``[E * H, I]``.
+    """
+    groups = ExpertGroups.of(choices, num_experts)
+    rows = dispatch(tokens, groups)
+    gate, up = grouped_linear(rows, gate_up, groups.sizes).chunk(2, dim=-1)
+    rows = grouped_linear(swiglu(gate, up), down, groups.sizes)
+    return combine(rows, weights, groups)
+
+
+@replaceable
+def add_shared_expert(
+    output: torch.Tensor, shared: torch.Tensor, tokens: torch.Tensor, gate: torch.Tensor
+) -> torch.Tensor:
+    """``output + sigmoid(tokens @ gate.T) * shared``; ``gate`` is ``[1, H]``, all else ``[T, H]``."""
+    return output + linear(tokens, gate).sigmoid() * shared
