@@ -174,10 +174,7 @@ def _gathered() -> list[str]:
     """Units in the order in which a step gathers them."""
     root = Nested()
     mesh = mesh_of((2,))
-
-    def units(_: nn.Module) -> list[nn.Module]:
-        return [root.left[1], root.left, root.right]
-
+    units = [root.left[1], root.left, root.right]
     sharded = shard(root, mesh, placements_on(mesh, P, P), units)
     sharded.ledger.clear()
     root(torch.ones(2, 4)).sum().backward()
@@ -242,7 +239,7 @@ def _recompute(style: str, use_reentrant: bool) -> None:
         model,
         mesh,
         placements_on(mesh, P, P),
-        lambda _: model.tower.blocks,
+        model.tower.blocks,
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     train(sharded, optimizer, steps=1, microbatches=MICROBATCHES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -109,16 +109,16 @@ def shard(
     model: nn.Module,
     mesh: DeviceMesh,
     placements: Placements,
-    units: Callable[[nn.Module], Iterable[nn.Module]] | None = None,
+    units: Iterable[nn.Module] | None = None,
     *,
     precision: MixedPrecision | None = None,
     overlap: bool = True,
     grad_divisor: float = 1.0,
     transport: Transport = Transport.GLOO,
 ) -> Sharded:
-    """Make units of ``units`` (by default the blocks) and of the whole model."""
+    """Make units of ``units`` (by default a tower's blocks) and of the whole model."""
     ledger = Ledger(transport)
-    inner = units(model) if units else cast(Tower, model).blocks
+    inner = cast(Tower, model).blocks if units is None else units
     with fully_shard_context("cpu", overlap=overlap, communicators=ledger.communicator) as context:
         for module in inner:
             fully_shard(module, mesh, placements, precision=precision, grad_divisor=grad_divisor)

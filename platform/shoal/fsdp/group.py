@@ -83,6 +83,8 @@ class ParameterGroup:
         self._reduction: Task | None = None
         places = enumerate(zip(slots, originals, strict=True))
         self.entries = tuple(self._shard(i, slot, original) for i, (slot, original) in places)
+        if any(entry.local.requires_grad for entry in self.entries):
+            self.gradients = self._make_gradients()
         self.weights.changed()
         self.weights.release()
 
@@ -216,12 +218,13 @@ class ParameterGroup:
             view.copy_(original.detach()[rows.start : rows.stop])
         local = nn.Parameter(view, requires_grad=original.requires_grad)
         compute = original
-        if original.device.type == self.grid.device.type:
-            compute.grad = None
-            compute.data = self.weights.whole.view(index)
-        else:
-            compute = nn.Parameter(self.weights.whole.view(index), original.requires_grad)
+        if original.device.type != self.grid.device.type:
+            compute = nn.Parameter(view.new_empty(0), original.requires_grad)
             compute.__dict__.update(original.__dict__)
+        compute.grad = None
+        # Unlike a parameter made of the view this one does not share the buffer's version counter,
+        # so a gather between forward and backward does not look like a change of weights.
+        compute.data = self.weights.whole.view(index)
         for parameter in (local, compute):
             setattr(parameter, _GROUP_ATTRIBUTE, weakref.ref(self))
         for slot in slots:
