@@ -190,6 +190,32 @@ def test_released_buffers_share_the_memory_of_those_in_use(ranks: RankPool) -> N
         assert at["dead"] < MEBIBYTE
 
 
+def _memory_of_partials() -> list[int]:
+    communicator = _communicator()
+    output = torch.empty(MEBIBYTE // 2)
+    resident = []
+    for num_partials in (6, 1, 6, 1):
+        partials = [communicator.lend(MEBIBYTE, torch.float32) for _ in range(num_partials)]
+        for value, partial in enumerate(partials):
+            partial.fill_(value)
+        _barrier()
+        resident.append(communicator.resident_bytes)
+        for value, partial in enumerate(partials):
+            communicator.reduce_scatter(output, partial, accumulate_dtype=torch.float32).wait()
+            assert torch.equal(output, torch.full_like(output, 2.0 * value))
+        _barrier()
+    return resident
+
+
+def test_of_many_partials_at_once_two_keep_their_memory(ranks: RankPool) -> None:
+    every_rank = 2 * 4 * MEBIBYTE
+    for many, few, many_again, few_again in ranks.run(2, _memory_of_partials):
+        assert 6 * every_rank <= many < 7 * every_rank
+        assert few < 3 * every_rank
+        assert 6 * every_rank <= many_again < 8 * every_rank
+        assert few_again < 3 * every_rank
+
+
 def _memory_after_the_end() -> int:
     gc.collect()  # of what other tests left in this process
     before = _shared_rss() + _num_files()

@@ -42,7 +42,7 @@ class SharedMemoryCommunicator:
         self._file = memory.file
         self._queue = DeedQueue(memory.board, memory.rank, memory.size)
         self._buffers = GatherBuffers(memory.file, _GATHER_REGION, memory.board)
-        self._blocks = Blocks(memory.file, _BLOCK_REGION, memory.size)
+        self._blocks = Blocks(memory.file, _BLOCK_REGION, memory.rank, memory.size)
         self._lent: list[tuple[int, Block]] = []
         weakref.finalize(self, _leave, memory.board, os.getpid())
 
@@ -146,6 +146,8 @@ class SharedMemoryCommunicator:
         for block in blocks:
             self._blocks.give_back(block, deed.sequence)
         self._queue.submit(deed)
+        if blocks:
+            self._blocks.trim(self._queue.board.lowest(Counter.FINISHED))
         return deed
 
 
