@@ -16,7 +16,10 @@ MARK = "SHOAL_TEST_MARK"
 
 
 class ShoalProcess:
-    """A running command; every process under it carries a mark in its environment."""
+    """A running command; every process under it carries a mark in its environment.
+
+    A context manager: whatever still runs at the end of the block is killed.
+    """
 
     def __init__(self, arguments: list[str], folder: Path, **environment: str) -> None:
         self._mark = uuid.uuid4().hex
@@ -31,6 +34,14 @@ class ShoalProcess:
                 start_new_session=True,
             )
 
+    def __enter__(self) -> ShoalProcess:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
     @property
     def output(self) -> str:
         """What it has printed so far."""
@@ -44,15 +55,14 @@ class ShoalProcess:
         """Send SIGTERM to the command itself."""
         self._process.terminate()
 
-    def wait(self, timeout_s: float = 150) -> int:
+    def wait(self, timeout_s: float = 240) -> int:
         """Its exit code."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
             raise AssertionError(f"did not end in {timeout_s} s:\n{self.output}") from None
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 150) -> None:
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 240) -> None:
         """Wait until something holds, while the command runs."""
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -60,7 +70,7 @@ class ShoalProcess:
             assert time.monotonic() < deadline, f"too slow:\n{self.output}"
             time.sleep(0.01)
 
-    def left_running(self, timeout_s: float = 10) -> list[str]:
+    def left_running(self, timeout_s: float = 20) -> list[str]:
         """Command lines of processes under it that outlive it by more than ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while (left := _marked(self._mark)) and time.monotonic() < deadline:

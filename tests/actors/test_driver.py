@@ -1,0 +1,120 @@
+"""The driver of a run on a Ray that exists: how runs end, and what is refused at the start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.checkpoint import RunFolder, newest
+from shoal.config import Config, config_from_tree, dump_config, load_config
+from shoal.errors import ConfigError, EndedEarly
+from shoal.plan import Machine, make_plan
+from shoal.training import EventReader
+from shoal_actors.train import Cluster, Gang, run
+from shoal_actors.train.checks import check_places, check_room
+from shoal_actors.train.paths import with_absolute_paths
+from tests.training.tiny import MODEL, make_config, write_text
+
+MACHINE = Machine(has_cuda=False, cpu_has_bf16=False)
+
+
+def _config(folder: Path, **sections: dict[str, Any]) -> Config:
+    write_text(folder / "text.txt")
+    return make_config(folder, **sections)
+
+
+def test_a_run_ends_early_when_its_data_does(
+    tmp_path: Path, ray_session: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = _config(
+        tmp_path, data={"epochs": 1}, train={"steps": 500}, cluster={"workers": 2, "device": "cpu"}
+    )
+    with pytest.raises(EndedEarly, match=r"The data ended after step \d+ of 500") as ending:
+        run(config)
+    assert ending.value.exit_code == 3
+    folder = tmp_path / "runs" / "run"
+    last = newest(folder / "checkpoints")
+    assert last is not None and f"after step {last.number} of" in str(ending.value)
+    assert [e["event"] for e in EventReader(folder).poll()] == ["start", "save", "end"]
+    assert load_config(folder / "config.yaml") == config
+    output = capsys.readouterr().out
+    assert "computing in float32 (as asked)" in output
+    assert "step 1/500  loss" in output
+
+    # Its steps are all made: nothing is left to do for fewer, and never refuses the folder.
+    done = config.train.model_copy(update={"steps": last.number})
+    assert run(config.model_copy(update={"train": done})) == 0
+    never = config.checkpoint.model_copy(update={"resume": "never"})
+    with pytest.raises(ConfigError, match=r"checkpoint\.resume = 'never'"):
+        run(config.model_copy(update={"checkpoint": never}))
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    config = _config(tmp_path)
+    with RunFolder(tmp_path / "runs" / "run").lock():
+        before = sorted(path.name for path in (tmp_path / "runs" / "run").iterdir())
+        with pytest.raises(ConfigError, match=r"run\.name = 'run'"):
+            run(config)
+        assert sorted(path.name for path in (tmp_path / "runs" / "run").iterdir()) == before
+
+
+def test_what_the_cluster_cannot_place_is_refused(tmp_path: Path, ray_session: Cluster) -> None:
+    config = _config(tmp_path, cluster={"workers": 5, "device": "cpu"}, train={"global_batch": 5})
+    with pytest.raises(ConfigError, match=r"cluster\.workers = 5: .* room for 4 workers of 1 CPU"):
+        run(config)
+    events = EventReader(tmp_path / "runs" / "run").poll()
+    assert [event["event"] for event in events] == ["refusal"]
+
+
+def test_a_missing_source_is_refused(tmp_path: Path, ray_session: Cluster) -> None:
+    config = make_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"data\.sources\[0\]\.path"):
+        run(config)
+
+
+def test_places_are_counted_node_by_node() -> None:
+    gang = Gang(num_workers=4, device="cuda", threads=3, timeout_s=1.0, max_failures=0)
+    nodes = ({"CPU": 8.0, "GPU": 4.0}, {"CPU": 5.0, "GPU": 1.0}, {"CPU": 64.0})
+    cluster = Cluster(is_own=False, nodes=nodes, limit=None)
+    assert cluster.has_gpus and cluster.machine.has_cuda
+    with pytest.raises(ConfigError, match="room for 3 workers of 3 CPU and 1 GPU"):
+        check_places(gang, cluster)
+    check_places(gang, replace(cluster, limit={"CPU": 100.0, "GPU": 8.0}))
+
+
+def test_a_disk_without_room_is_refused(tmp_path: Path) -> None:
+    huge = {**MODEL, "hidden_size": 2**16, "intermediate_size": 2**18, "num_hidden_layers": 128}
+    config = _config(tmp_path, model={"config": {**huge, "num_attention_heads": 512}})
+    with pytest.raises(ConfigError, match=r"run\.dir = .*one checkpoint takes [\d,]{15,} bytes"):
+        check_room(config, make_plan(config, MACHINE), tmp_path)
+    small = _config(tmp_path)
+    check_room(small, make_plan(small, MACHINE), tmp_path)
+
+
+def test_paths_do_not_depend_on_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = config_from_tree(
+        {
+            "model": {"path": "model"},
+            "data": {"sources": [{"path": "a/*.txt"}], "tokenizer": "words"},
+            "train": {"steps": 1},
+            "checkpoint": {"resume": "runs/x"},
+        }
+    )
+    absolute = with_absolute_paths(config)
+    assert absolute.model.path == str(tmp_path / "model")
+    assert absolute.data.sources[0].path == str(tmp_path / "a" / "*.txt")
+    assert absolute.data.tokenizer == str(tmp_path / "words")
+    assert absolute.checkpoint.resume == str(tmp_path / "runs" / "x")
+    assert absolute.run.dir == str(tmp_path / "runs")
+    assert load_config_text(dump_config(absolute), tmp_path) == absolute
+    words = make_config(tmp_path)
+    assert with_absolute_paths(words) == words
+
+
+def load_config_text(text: str, folder: Path) -> Config:
+    (folder / "config.yaml").write_text(text)
+    return load_config(folder / "config.yaml")

@@ -1,0 +1,130 @@
+"""``ray job submit`` with a working directory, on a cluster that asks for a token."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from shoal.checkpoint import newest
+from shoal.config import dump_config
+from shoal.training import EventReader
+from tests.e2e.shoal_process import plain_environment
+from tests.training.tiny import make_config, write_text
+
+ROOT = Path(__file__).resolve().parents[2]
+RAY = str(Path(sys.executable).with_name("ray"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A cluster of one node."""
+
+    dashboard: str
+    environment: dict[str, str]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def _head() -> Iterator[Head]:
+    """``ray start --head`` with a token of its own, in a folder and on ports of its own."""
+    environment = plain_environment(
+        RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32), RAY_USAGE_STATS_ENABLED="0"
+    )
+    gcs, dashboard = _free_port(), _free_port()
+    # A short path: the names of Ray's sockets below it must stay under 108 characters.
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        command = [RAY, "start", "--head", "--block", "--num-cpus=4", f"--temp-dir={folder}"]
+        command += [f"--port={gcs}", f"--dashboard-port={dashboard}", "--disable-usage-stats"]
+        log = Path(folder) / "start.txt"
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [*command, "--include-dashboard=true"],
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            _wait_for_port(dashboard, process, log)
+            yield Head(dashboard=f"http://127.0.0.1:{dashboard}", environment=environment)
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise AssertionError(f"no dashboard:\n{log.read_text()}")
+
+
+@pytest.mark.timeout(600)
+def test_a_job_trains_from_its_working_directory(tmp_path: Path) -> None:
+    working = tmp_path / "working"
+    for name in ("platform", "actors"):
+        shutil.copytree(ROOT / name, working / name, ignore=shutil.ignore_patterns("__pycache__"))
+    # Whoever imports the copy in the working directory leaves a sign.
+    imports = tmp_path / "imports"
+    imports.mkdir()
+    with (working / "platform" / "shoal" / "__init__.py").open("a") as package:
+        package.write(
+            f"import os, pathlib\npathlib.Path({str(imports)!r}, str(os.getpid())).touch()\n"
+        )
+    write_text(working / "text.txt")
+    config = make_config(
+        working,
+        run={"dir": str(tmp_path / "runs")},
+        cluster={"workers": 2, "device": "cpu"},
+        train={"steps": 4, "global_batch": 4},
+    )
+    relative = config.model_copy(
+        update={
+            "data": config.data.model_copy(
+                update={
+                    "sources": (config.data.sources[0].model_copy(update={"path": "text.txt"}),)
+                }
+            )
+        }
+    )
+    (working / "tiny.yaml").write_text(dump_config(relative))
+    with _head() as head:
+        command = [RAY, "job", "submit", "--address", head.dashboard]
+        command += ["--working-dir", str(working), "--", "PYTHONPATH=platform:actors"]
+        command += [sys.executable, "-m", "shoal", "train", "tiny.yaml"]
+        job = subprocess.run(
+            command,
+            env=head.environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            cwd=os.sep,
+        )
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert "step 4/4  loss" in job.stdout
+    folder = tmp_path / "runs" / "run"
+    last = newest(folder / "checkpoints")
+    assert last is not None and last.number == 4
+    workers = EventReader(folder).poll()[0]["workers"]
+    assert {str(worker["pid"]) for worker in workers} <= {path.name for path in imports.iterdir()}
