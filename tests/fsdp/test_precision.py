@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shoal.config import Level
 from shoal.errors import ConfigError, WorkError
 from shoal.fsdp import MixedPrecision, fully_shard_optimizer, sharded_parameters
 from shoal.fsdp.inventory import groups_of
@@ -166,6 +167,53 @@ def test_narrow_compute_over_wide_main_weights(ranks: RankPool) -> None:
     for cells in ranks.run(4, _against_masters_by_hand):
         for losses, expected in cells:
             assert losses == pytest.approx(expected, abs=3e-3)
+
+
+class _Mixed(nn.Module):
+    """A unit with parameters of two formats, both of which want gradients or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow = nn.Linear(6, 5, dtype=BF16)
+        self.scale = nn.Parameter(torch.linspace(1, 2, 5))
+        self.frozen = nn.Parameter(torch.linspace(0, 1, 5), requires_grad=False)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Rows of 5, fp32."""
+        out: torch.Tensor = self.narrow(value).float() * self.scale + self.frozen
+        return out
+
+
+def _several_formats() -> None:
+    mesh, rank = mesh_of((2,)), dist.get_rank()
+    values = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(1)).to(BF16)
+    for level in Level:
+        torch.manual_seed(0)
+        model = _Mixed()
+        torch.manual_seed(0)
+        reference = _Mixed()
+        sharded = shard(model, mesh, placements_on(mesh, level, level), [])
+        assert len(list(groups_of(model))) == 3
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+        fully_shard_optimizer(optimizer)
+        model(values[rank]).square().mean().backward()
+        assert {c.dtype for c in sharded.ledger.collectives if c.deed != "all_gather"} == {
+            BF16,
+            torch.float32,
+        }
+        optimizer.step()
+        for value in values:
+            (reference(value).square().mean() / 2).backward()
+        for parameter in sharded_parameters(model):
+            whole = reference.get_parameter(parameter.name)
+            gradient = 0.0 if whole.grad is None else whole.grad.float()
+            expected = (whole.float() - 0.25 * gradient)[parameter.row_start : parameter.row_stop]
+            torch.testing.assert_close(parameter.local, expected, rtol=1e-2, atol=1e-3)
+            assert parameter.local.dtype == torch.float32
+
+
+def test_a_unit_may_hold_several_formats(ranks: RankPool) -> None:
+    ranks.run(2, _several_formats)
 
 
 def _optimizer_formats() -> None:

@@ -64,10 +64,12 @@ def _at_construction() -> None:
             (nn.Parameter(torch.zeros(2, dtype=torch.float64)), "float64"),
         ):
             holder = nn.Module()
+            holder.even = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
             holder.odd = odd
+            before = dict(holder.named_parameters())
             _refused(ConfigError, match, lambda h=holder: fully_shard(h, mesh, placements))  # type: ignore[misc]
             assert type(holder) is nn.Module, "a refused module keeps its class"
-            assert holder.odd is odd
+            assert all(before[name] is p for name, p in holder.named_parameters())
         tied = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
         tied[1].weight = tied[0].weight
         fully_shard(tied[0], mesh, placements)

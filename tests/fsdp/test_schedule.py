@@ -19,6 +19,7 @@ from shoal.fsdp import sharded_parameters as _parameters
 from shoal.fsdp.inventory import units_of
 from shoal.fsdp.unit import Phase
 from tests.fsdp.toys import (
+    LADDER,
     G,
     O,
     P,
@@ -276,8 +277,11 @@ def _unusual_calls() -> None:
     losses = [loss_of(sharded.model, batch(0, index, rank)) for index in range(2)]
     with torch.no_grad():
         evaluated = loss_of(sharded.model, batch(0, 0, rank))
+    with torch.inference_mode():
+        inferred = loss_of(sharded.model, batch(0, 0, rank))
     assert _at_rest(sharded.model)
     torch.testing.assert_close(evaluated, losses[0].detach())
+    torch.testing.assert_close(inferred.clone(), losses[0].detach())
     losses[0].backward(retain_graph=True)
     (losses[0] + losses[1]).backward()
     for other in range(world_size):
@@ -297,6 +301,54 @@ def _unusual_calls() -> None:
 
 def test_unusual_calls(ranks: RankPool) -> None:
     ranks.run(2, _unusual_calls)
+
+
+class _Repeated(nn.Module):
+    """The same block three times, recomputed or not."""
+
+    def __init__(self, use_reentrant: bool | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 6)
+        self.block = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+        self.again = self.block
+        self._use_reentrant = use_reentrant
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Same shape."""
+        value = self.first(value)
+        for block in (self.block, self.again, self.block):
+            if self._use_reentrant is None:
+                value = block(value)
+            else:
+                value = checkpoint(block, value, use_reentrant=self._use_reentrant)
+        return value
+
+
+def _repeats() -> None:
+    mesh, rank = mesh_of((2, 2)), dist.get_rank()
+    values = torch.randn(4, 3, 6, generator=torch.Generator().manual_seed(1))
+    for use_reentrant in (None, False, True):
+        for outer, inner in LADDER:
+            model, reference = _Repeated(use_reentrant), _Repeated(None)
+            sharded = shard(model, mesh, placements_on(mesh, outer, inner), [model.block])
+            assert len(sharded.context.units) == 2
+            for index in range(2):
+                sharded.context.is_last = index == 1
+                model(values[rank]).square().mean().backward()
+                for value in values:
+                    (reference(value).square().mean() / 4).backward()
+            for parameter in _parameters(model):
+                expected = reference.get_parameter(parameter.name).grad
+                assert expected is not None
+                rows = expected[parameter.row_start : parameter.row_stop]
+                torch.testing.assert_close(parameter.local.grad, rows, rtol=1e-5, atol=1e-7)
+            names = [parameter.names for parameter in _parameters(model)]
+            assert ("block.0.weight", "again.0.weight") in names
+
+
+def test_a_unit_may_run_several_times(ranks: RankPool) -> None:
+    ranks.run(4, _repeats)
 
 
 class _Refuse(torch.autograd.Function):

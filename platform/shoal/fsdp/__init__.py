@@ -3,8 +3,15 @@
 from shoal.fsdp.buffer import FlatBuffer
 from shoal.fsdp.communicator import Communicator, Pending
 from shoal.fsdp.fully_shard import fully_shard, fully_shard_context, microbatch
-from shoal.fsdp.inventory import BytesAtRest, bytes_at_rest, sharded_parameters, sync_weights
+from shoal.fsdp.inventory import (
+    BytesAtRest,
+    bytes_at_rest,
+    is_sharded,
+    sharded_parameters,
+    sync_weights,
+)
 from shoal.fsdp.layout import GlobalLayout
+from shoal.fsdp.ledger import Collective, Ledger
 from shoal.fsdp.norm import clip_gradients, gradient_norm
 from shoal.fsdp.optimizer import fully_shard_optimizer
 from shoal.fsdp.placement import (
@@ -22,9 +29,11 @@ from shoal.fsdp.transport import Transport, communicator_for
 
 __all__ = [
     "BytesAtRest",
+    "Collective",
     "Communicator",
     "FlatBuffer",
     "GlobalLayout",
+    "Ledger",
     "MixedPrecision",
     "Partial",
     "Pending",
@@ -42,6 +51,7 @@ __all__ = [
     "fully_shard_context",
     "fully_shard_optimizer",
     "gradient_norm",
+    "is_sharded",
     "microbatch",
     "placements_for",
     "sharded_parameters",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,6 +21,11 @@ from shoal.fsdp.placement import Placements, Replicate
 from shoal.fsdp.precision import MixedPrecision
 from shoal.fsdp.slot import Slot
 from shoal.fsdp.weights import WeightBuffers
+
+_logger = logging.getLogger(__name__)
+
+_PADDING_WORTH_A_WARNING = 1 << 20
+"""Elements."""
 
 _GROUP_ATTRIBUTE = "_shoal_group"
 """Where a parameter of a group points to the group, weakly."""
@@ -61,6 +67,7 @@ class ParameterGroup:
         self.layout = GlobalLayout.build(
             [original.shape for original in originals], math.prod(grid.sizes)
         )
+        self._warn_of_padding()
         self.weights = WeightBuffers(
             layout=self.layout,
             grid=grid,
@@ -210,6 +217,17 @@ class ParameterGroup:
             self.gradients.discard()
         for entry in self.entries:
             entry.compute.grad = None
+
+    def _warn_of_padding(self) -> None:
+        payload = sum(shape.numel() for shape in self.layout.shapes)
+        padding = self.layout.size - payload
+        if padding > max(payload, _PADDING_WORTH_A_WARNING):
+            _logger.warning(
+                "row sizes of a parameter group have a large common multiple: %d elements of "
+                "padding for %d of parameters; make units of modules with like row sizes",
+                padding,
+                payload,
+            )
 
     def _shard(self, index: int, slots: tuple[Slot, ...], original: nn.Parameter) -> Entry:
         rows = self.weights.main.rows(index)

@@ -32,6 +32,11 @@ class BytesAtRest:
         return self.main_weights + self.compute_weights + self.gradients
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Whether some module of ``model`` is a unit."""
+    return next(units_of(model), None) is not None
+
+
 def sharded_parameters(model: nn.Module) -> tuple[ShardedParameter, ...]:
     """Every sharded parameter beneath ``model``, named from there, in the model's own order.
 

@@ -95,18 +95,23 @@ class GlobalLayout:
         return start, start + length
 
 
+def check_rows(field: str, shape: torch.Size) -> None:
+    """Raise ``ConfigError`` for a tensor that cannot be split by rows."""
+    if not shape or 0 in shape[1:]:
+        raise ConfigError(
+            field,
+            tuple(shape),
+            "a flat buffer holds rows, and a tensor of this shape has none",
+            "Give it a first dimension and rows of at least one element",
+        )
+
+
 class _Packing:
     """One run of the packing algorithm."""
 
     def __init__(self, shapes: tuple[torch.Size, ...]) -> None:
         for shape in shapes:
-            if not shape or 0 in shape[1:]:
-                raise ConfigError(
-                    "parameter shape",
-                    tuple(shape),
-                    "a flat buffer holds rows, and this tensor has none",
-                    "Give the parameter a first dimension and rows of at least one element",
-                )
+            check_rows("parameter", shape)
         self._numels = [shape.numel() for shape in shapes]
         self._rows = [_row_numel(shape) for shape in shapes]
         self._chunk = math.lcm(*self._rows)

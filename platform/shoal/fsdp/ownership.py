@@ -9,6 +9,7 @@ from torch import nn
 
 from shoal.errors import ConfigError
 from shoal.fsdp.group import group_of
+from shoal.fsdp.layout import check_rows
 from shoal.fsdp.precision import SUPPORTED_DTYPES
 from shoal.fsdp.slot import Slot
 from shoal.fsdp.unit import unit_of
@@ -18,7 +19,7 @@ def owned_parameters(module: nn.Module) -> list[tuple[Slot, ...]]:
     """The parameters that a unit for ``module`` owns, each with the places where it is registered.
 
     Raises:
-        ConfigError: for a parameter that another unit owns, or of a dtype that cannot be sharded.
+        ConfigError: for a parameter that another unit owns, or that cannot be sharded.
     """
     places: dict[int, list[Slot]] = {}
     for path, owner in _outside_units(module, ""):
@@ -60,6 +61,7 @@ def _check(name: str, parameter: nn.Parameter) -> None:
             "another unit owns this parameter",
             "Shard inner modules before outer ones, and let modules with tied weights share a unit",
         )
+    check_rows(name, parameter.shape)
     if parameter.dtype not in SUPPORTED_DTYPES:
         raise ConfigError(
             name,
