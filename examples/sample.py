@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-PROMPTS = ("class Stack:\n", 'def read_lines(path):\n    """')
-NEW_TOKENS = 48
+PROMPTS = ("class Queue:", "    def close(self):")
+NEW_TOKENS = 40
 
 
 def main(folders: list[str]) -> None:
