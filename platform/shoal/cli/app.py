@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.commands import bench, checkpoint, export, importing, plan, train
+from shoal.cli.commands import bench, checkpoint, export, generate, importing, plan, train
 from shoal.errors import ConfigError, ShoalError
 
 WORK_FAILED = 1
@@ -36,6 +36,7 @@ app.command("plan")(plan.plan)
 app.command("train")(train.train)
 app.command("export")(export.export)
 app.command("import")(importing.import_)
+app.command("generate")(generate.generate)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(bench.app, name="bench")
 

@@ -29,7 +29,7 @@ class Place:
     rows: Rows
     cache: fixed.KVCache
     cosine: torch.Tensor
-    """``[T, D/2]`` in the dtype of the activations."""
+    """``[T, D/2]`` fp32."""
     sine: torch.Tensor
     """The same."""
     wanted: torch.Tensor | None
@@ -168,13 +168,15 @@ class ServedLayer:
     def __call__(
         self, hidden: torch.Tensor, added: torch.Tensor | None, place: Place
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream ``[T, H]`` and what is still to be added to it, to the same.
+        """The residual stream ``[T, H]`` fp32 and what is still to be added to it, to the same.
 
         The last layer gives both for the wanted rows alone: of the others it needs but the keys
         and values.
         """
         if added is None:
-            normalized = fixed.rms_norm(hidden, self.attention_norm, self.epsilon)
+            normalized = fixed.rms_norm(
+                hidden, self.attention_norm, self.epsilon, dtype=self.attention_norm.dtype
+            )
         else:
             hidden, normalized = fixed.add_rms_norm(
                 hidden, added, self.attention_norm, self.epsilon

@@ -83,7 +83,8 @@ class ServedModel:
             sine=self._sine.index_select(0, rows.positions),
             wanted=wanted,
         )
-        hidden, added = self._embedding.index_select(0, rows.tokens), None
+        # The residual stream is fp32: rounding it to bf16 would more than double the error.
+        hidden, added = self._embedding.index_select(0, rows.tokens).float(), None
         for layer in self._layers:
             hidden, added = layer(hidden, added, place)
         assert added is not None
@@ -101,7 +102,7 @@ class ServedModel:
         config = self.config
         with fixed_order(self.kind):
             self._cosine, self._sine = rotary_angles(
-                config.rotary, config.head_dim, torch.arange(length), self.dtype
+                config.rotary, config.head_dim, torch.arange(length), torch.float32
             )
 
 

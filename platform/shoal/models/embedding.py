@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional
+
+from shoal import ops
 
 
 class Embedding(nn.Module):
@@ -20,4 +21,4 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """``[...]`` int64 to ``[..., H]``."""
-        return functional.embedding(tokens, self.weight)
+        return ops.embed(tokens, self.weight)

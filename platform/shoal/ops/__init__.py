@@ -6,6 +6,7 @@ take any of their places without a change above: see ``shoal.ops.replaceable``.
 
 from shoal.ops.attention import DocumentSpans, attend
 from shoal.ops.cross_entropy import linear_cross_entropy
+from shoal.ops.embedding import embed
 from shoal.ops.experts import add_shared_expert, route, visit_experts
 from shoal.ops.grouped_linear import grouped_linear
 from shoal.ops.head import logits, token_log_probabilities
@@ -23,6 +24,7 @@ __all__ = [
     "combine",
     "cosine_and_sine",
     "dispatch",
+    "embed",
     "grouped_linear",
     "linear",
     "linear_cross_entropy",

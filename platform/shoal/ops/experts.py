@@ -55,5 +55,5 @@ def visit_experts(
 def add_shared_expert(
     output: torch.Tensor, shared: torch.Tensor, tokens: torch.Tensor, gate: torch.Tensor
 ) -> torch.Tensor:
-    """``output + sigmoid(tokens @ gate.T) * shared``; ``gate`` is ``[1, H]``, all else ``[T, H]``."""
+    """``output + sigmoid(tokens @ gate.T) * shared``, all ``[T, H]`` but ``gate``, ``[1, H]``."""
     return output + linear(tokens, gate).sigmoid() * shared

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from shoal.errors import ConfigError
 from shoal.ops import fixed
@@ -31,9 +32,9 @@ HEAD_KINDS: dict[fixed.Kind, fixed.Kind] = {"fp32": "fp32", "bf16": "bf16", "mxf
 def fixed_order(precision: fixed.Kind) -> Iterator[None]:
     """Compute the operations of ``shoal.ops`` in fixed order, on the CPU and without gradients.
 
-    ``precision`` is that of the linear layers' weights. Activations are fp32 for ``fp32`` and bf16
-    for the others, so the model has to be of that dtype. Router and the shared expert's gate are
-    fp32, the head is bf16 for ``mxfp8``.
+    ``precision`` is that of the linear layers' weights. What enters a product is fp32 for ``fp32``
+    and bf16 for the others, so the model has to be of that dtype; the residual stream, the router
+    and the shared expert's gate are fp32 always, the head is bf16 for ``mxfp8``.
     """
     with torch.no_grad(), kernels_in_force(FixedOrder(precision)):
         yield
@@ -44,6 +45,7 @@ class FixedOrder:
 
     def __init__(self, precision: fixed.Kind) -> None:
         self.precision = precision
+        self._dtype = torch.float32 if precision == "fp32" else torch.bfloat16
         self._linear: dict[tuple[int, fixed.Kind], tuple[torch.Tensor, fixed.PackedLinear]] = {}
         self._experts: dict[int, tuple[torch.Tensor, fixed.PackedExperts]] = {}
 
@@ -54,7 +56,11 @@ class FixedOrder:
         return packed(inputs.flatten(0, -2)).view(*inputs.shape[:-1], -1)
 
     def rms_norm(self, inputs: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        return fixed.rms_norm(inputs, weight, epsilon)
+        return fixed.rms_norm(inputs, weight, epsilon, dtype=self._dtype)
+
+    def embed(self, tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        # fp32 here, and whatever is added to it keeps the residual stream in fp32.
+        return functional.embedding(tokens, table).float()
 
     def swiglu(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         return fixed.swiglu(gate, up)

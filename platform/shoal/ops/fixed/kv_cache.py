@@ -47,7 +47,7 @@ class KVCache:
     ) -> None:
         if block_size <= 0 or block_size % GROUP:
             raise ConfigError(
-                "serve.kv.block_size",
+                "serve.kv.block_tokens",
                 block_size,
                 f"a block holds whole groups of {GROUP} tokens",
                 f"Take a multiple of {GROUP}",

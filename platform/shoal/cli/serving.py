@@ -1,0 +1,40 @@
+"""Options that the commands around a served model share, and how they become settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from shoal.errors import ConfigError
+
+ModelFolder = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="Folder of a Hugging Face model.")
+]
+PrecisionOption = Annotated[
+    Literal["auto", "fp32", "bf16", "mxfp8"],
+    typer.Option(help="Format of weights and products, as serve.precision."),
+]
+ThreadsOption = Annotated[
+    int | None, typer.Option(help="CPU threads; unset: as many as torch takes.", min=1)
+]
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what is no folder, before anything slow is imported."""
+    if not folder.is_dir():
+        raise ConfigError(
+            "MODEL",
+            str(folder),
+            "there is no such folder",
+            "Give the folder of a Hugging Face model; shoal import and shoal export write such",
+        )
+
+
+def use_threads(threads: int | None) -> None:
+    """Compute on so many threads; None leaves torch's own choice."""
+    import torch  # takes seconds to load
+
+    if threads is not None:
+        torch.set_num_threads(threads)
