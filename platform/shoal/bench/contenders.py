@@ -18,12 +18,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from shoal.config import Level
-from shoal.fsdp.fully_shard import fully_shard, fully_shard_context
-from shoal.fsdp.optimizer import fully_shard_optimizer
-from shoal.fsdp.placement import placements_for
-from shoal.fsdp.precision import MixedPrecision
-from shoal.models import Decoder, DecoderConfig
-from shoal.models.initialization import initialize
+from shoal.fsdp import (
+    MixedPrecision,
+    fully_shard,
+    fully_shard_context,
+    fully_shard_optimizer,
+    placements_for,
+)
+from shoal.models import Decoder, DecoderConfig, decoder_units, initialize
 
 _LEARNING_RATE = 1e-4
 
@@ -104,7 +106,7 @@ def _decoder(config: DecoderConfig, dtype: torch.dtype) -> Decoder:
 
 
 def _units(model: Decoder) -> list[nn.Module]:
-    return [*model.model.layers, model]
+    return [model.get_submodule(unit.path) for unit in decoder_units(model.config)]
 
 
 def _adamw(parameters: Iterable[torch.Tensor]) -> torch.optim.AdamW:
