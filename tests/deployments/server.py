@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import httpx2
 import openai
 import uvicorn
+from fastapi import FastAPI
 
 from shoal.config import ServeSettings
 from shoal_deployments.app import build_app
@@ -27,18 +28,30 @@ DEADLINE_S = 20.0
 class Served:
     """A running server: its engine, its address, and what its event loop is at."""
 
-    def __init__(self, engine: FakeEngine, port: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, app: FastAPI, engine: FakeEngine, port: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.app = app
         self.engine = engine
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._loop = loop
+        self._clients: list[openai.OpenAI] = []
         self.http = httpx2.Client(base_url=self.url, timeout=DEADLINE_S)
 
     def sdk(self, api_key: str = "none") -> openai.OpenAI:
         """The official client, without its own retries."""
-        return openai.OpenAI(
+        client = openai.OpenAI(
             base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=DEADLINE_S
         )
+        self._clients.append(client)
+        return client
+
+    def close(self) -> None:
+        """Close all clients."""
+        self.http.close()
+        for client in self._clients:
+            client.close()
 
     def complete(self, **fields: Any) -> httpx2.Response:
         """POST a small completion with ``fields`` on top."""
@@ -113,11 +126,11 @@ def serve(
     while not server.started:
         assert time.monotonic() < deadline and thread.is_alive(), "the server did not start"
         time.sleep(0.01)
-    served = Served(engine, listener.getsockname()[1], loops[0])
+    served = Served(app, engine, listener.getsockname()[1], loops[0])
     try:
         yield served
     finally:
-        served.http.close()
+        served.close()
         server.should_exit = True
         thread.join(DEADLINE_S)
         assert not thread.is_alive(), "the server did not stop"

@@ -22,7 +22,7 @@ async def read_json_object(request: Request, max_bytes: int, timeout_s: float) -
         ApiError: 400, 408, 413 or 415.
         ClientDisconnect: the client left.
     """
-    _check_headers(request, max_bytes)
+    _check_headers(request)
     try:
         async with asyncio.timeout(timeout_s):
             body = await _read(request, max_bytes)
@@ -43,7 +43,7 @@ async def read_json_object(request: Request, max_bytes: int, timeout_s: float) -
     return content
 
 
-def _check_headers(request: Request, max_bytes: int) -> None:
+def _check_headers(request: Request) -> None:
     content_type = request.headers.get("content-type", "")
     media_type, _, parameters = content_type.partition(";")
     if media_type.strip().lower() != "application/json":
@@ -60,27 +60,35 @@ def _check_headers(request: Request, max_bytes: int) -> None:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         message = "The body is compressed. Send it as it is."
         raise ApiError(415, message, code="unsupported_media_type")
-    length = request.headers.get("content-length", "")
-    # Python reads no number of more than 4,300 digits.
-    if length.isdecimal() and (len(length) > 18 or int(length) > max_bytes):
-        raise _too_large(max_bytes)
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
-    """All of the body; a chunked one is given up as soon as it grows too large."""
+    """All of the body.
+
+    What is too much is read and dropped: a client that is still sending when the answer comes and
+    the connection closes would see a reset instead of it. One that asked first gets the answer.
+    """
     pieces: list[bytes] = []
-    length = 0
-    async for piece in request.stream():
-        length += len(piece)
-        if length > max_bytes:
-            raise _too_large(max_bytes)
-        pieces.append(piece)
+    length = _announced(request)
+    may_send = request.headers.get("expect", "").lower() != "100-continue"
+    if length <= max_bytes or may_send:
+        length = 0
+        async for piece in request.stream():
+            length += len(piece)
+            if length <= max_bytes:
+                pieces.append(piece)
+            else:
+                pieces.clear()
+    if length > max_bytes:
+        message = f"The body has more than {max_bytes} bytes, the limit of this server."
+        raise ApiError(413, message, code="body_too_large")
     return b"".join(pieces)
 
 
-def _too_large(max_bytes: int) -> ApiError:
-    message = f"The body has more than {max_bytes} bytes, the limit of this server."
-    return ApiError(413, message, code="body_too_large")
+def _announced(request: Request) -> int:
+    """The length that the head gives; 0 where it gives none."""
+    length = request.headers.get("content-length", "")
+    return int(length[:18]) if length.isdecimal() else 0
 
 
 def _kind(content: object) -> str:

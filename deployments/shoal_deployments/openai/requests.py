@@ -45,7 +45,8 @@ class Body(BaseModel):
     def _knows_all_fields(cls, content: Any) -> Any:
         """Name the first unknown field here: pydantic would report on each of a million."""
         if isinstance(content, dict):
-            for name in content.keys() - cls.model_fields.keys():
+            name = next((name for name in content if name not in cls.model_fields), None)
+            if name is not None:
                 close = get_close_matches(name[:64], cls.model_fields, n=1)
                 hint = f"Did you mean {close[0]}" if close else "Leave it out"
                 raise PydanticCustomError(

@@ -107,11 +107,15 @@ class HFTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text`` alone, no start token and no end-of-text added."""
-        return list(self._encoder.encode(well_formed(text), add_special_tokens=False).ids)
+        # A batch of one, because only batches let other threads run meanwhile.
+        batch = [well_formed(text)]
+        [encoding] = self._encoder.encode_batch_fast(batch, add_special_tokens=False)
+        return list(encoding.ids)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of ``tokens``, special tokens left out."""
-        return str(self._encoder.decode(list(tokens), skip_special_tokens=True))
+        [text] = self._encoder.decode_batch([list(tokens)], skip_special_tokens=True)
+        return str(text)
 
     def encode_document(self, text: str) -> list[int]:
         """Ids of one whole document, with what ``tokenizer.json`` itself puts around a text."""

@@ -1,0 +1,32 @@
+"""One server for each file of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.deployments.fake_engine import by_hash
+from tests.deployments.server import Served, serve
+
+
+@pytest.fixture(scope="module")
+def module_server() -> Iterator[Served]:
+    """A server with the default settings for a whole file."""
+    with serve() as served:
+        yield served
+
+
+@pytest.fixture
+def served(module_server: Served) -> Iterator[Served]:
+    """That server with its engine as new; at the end nothing may be left of any request."""
+    engine = module_server.engine
+    engine.next_token = by_hash
+    engine.step_s = engine.submit_s = 0.0
+    engine.is_stalled = False
+    engine.failure = engine.refusal = None
+    engine.aborted.clear()
+    engine.submitted.clear()
+    engine.requests.clear()
+    yield module_server
+    module_server.assert_idle()

@@ -1,0 +1,257 @@
+"""What is wrong is refused with the field's name, before any event, and harms nobody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.deployments.server import Served
+
+HUGE = 10**6
+PROMPT_512 = [65] * 512
+MESSAGE = {"role": "user", "content": "Hi"}
+
+# Fields laid over a good completion, and the parameter that the refusal names.
+COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
+    # how many
+    ({"n": 0}, "n"),
+    ({"n": -1}, "n"),
+    ({"n": HUGE}, "n"),
+    ({"n": 10**30}, "n"),
+    ({"n": 2, "prompt": ["x"] * 33}, "n"),
+    ({"n": True}, "n"),
+    ({"n": "2"}, "n"),
+    ({"n": 2.0}, "n"),
+    ({"best_of": 2}, "best_of"),
+    ({"best_of": HUGE}, "best_of"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": "many"}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"min_tokens": 9}, "min_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    # prompts
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": [""]}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [[65], []]}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": {"text": "x"}}, "prompt"),
+    ({"prompt": ["x", 65]}, "prompt"),
+    ({"prompt": [65, "x"]}, "prompt"),
+    ({"prompt": [[65], "x"]}, "prompt"),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": [65.0]}, "prompt"),
+    ({"prompt": [[65, None]]}, "prompt"),
+    ({"prompt": [257]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [10**30]}, "prompt"),
+    ({"prompt": ["x"] * 65}, "prompt"),
+    ({"prompt": ["x"] * 100_000}, "prompt"),
+    ({"prompt": [[]] * 100_000}, "prompt"),
+    ({"prompt": PROMPT_512}, "prompt"),
+    ({"prompt": [*PROMPT_512, 65]}, "prompt"),
+    ({"prompt": [*PROMPT_512, 65], "max_tokens": 0}, "prompt"),
+    ({"prompt": "x" * 100_000}, "prompt"),
+    # sampling
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": []}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -1}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"min_p": -0.1}, "min_p"),
+    ({"min_p": 2}, "min_p"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": True}, "seed"),
+    ({"seed": 1.0}, "seed"),
+    ({"seed": "1"}, "seed"),
+    ({"priority": 101}, "priority"),
+    ({"priority": 0.5}, "priority"),
+    # ids in side fields
+    ({"logit_bias": {"257": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"abc": 1}}, "logit_bias"),
+    ({"logit_bias": {"": 1}}, "logit_bias"),
+    ({"logit_bias": {"01": 1}}, "logit_bias"),
+    ({"logit_bias": {"\u0661": 1}}, "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    ({"logit_bias": {"65": 1e9}}, "logit_bias[65]"),
+    ({"logit_bias": {"65": None}}, "logit_bias[65]"),
+    ({"logit_bias": {"65": "1"}}, "logit_bias[65]"),
+    ({"logit_bias": {str(key): 1 for key in range(100_000)}}, "logit_bias"),
+    ({"logit_bias": [65]}, "logit_bias"),
+    ({"stop_token_ids": [257]}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": ["abc"]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [1] * 100_000}, "stop_token_ids"),
+    ({"stop_token_ids": 65}, "stop_token_ids"),
+    # stops
+    ({"stop": ""}, "stop[0]"),
+    ({"stop": ["x", ""]}, "stop[1]"),
+    ({"stop": ["x"] * 100_000}, "stop"),
+    ({"stop": "x" * 257}, "stop[0]"),
+    ({"stop": 5}, "stop"),
+    ({"stop": [None]}, "stop[0]"),
+    # log-probabilities
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": HUGE}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    # streams
+    ({"stream": "yes"}, "stream"),
+    ({"stream": 1}, "stream"),
+    ({"stream_options": {"include_usage": True}, "stream": False}, None),
+    ({"stream_options": 1, "stream": True}, "stream_options"),
+    ({"stream_options": {"usage": True}, "stream": True}, "stream_options.usage"),
+    # what is not offered, and what nobody knows
+    ({"response_format": {"type": "json_schema"}}, "response_format.type"),
+    ({"response_format": {"type": "json_object"}}, "response_format.type"),
+    ({"response_format": {"type": "bogus"}}, "response_format.type"),
+    ({"response_format": {"type": ["text"]}}, "response_format.type"),
+    ({"response_format": {"type": "text", "schema": {}}}, "response_format"),
+    ({"response_format": "json"}, "response_format"),
+    ({"suffix": "end"}, "suffix"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"temprature": 1}, "temprature"),
+    ({"guided_regex": "("}, "guided_regex"),
+    ({"echo": 1}, "echo"),
+    ({"model": None}, "model"),
+    ({"model": 5}, "model"),
+]
+
+CHATS: list[tuple[dict[str, Any], str | None]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": "Hi"}, "messages"),
+    ({"messages": {"role": "user"}}, "messages"),
+    ({"messages": [None]}, "messages[0]"),
+    ({"messages": [[]] * 100_000}, "messages[0]"),
+    ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": ["Hi"]}]}, "messages[0].content"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[0].content",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
+    ({"messages": [{"role": "robot", "content": "Hi"}]}, "messages[0].role"),
+    ({"messages": [MESSAGE, {"role": "tool", "content": "4"}]}, "messages[1]"),
+    ({"messages": [{**MESSAGE, "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{**MESSAGE, "contents": "Hi"}]}, "messages[0].contents"),
+    ({"messages": [{**MESSAGE, **{f"x{i}": 1 for i in range(50_000)}}]}, "messages[0].x0"),
+    ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
+    ({"logprobs": 1}, "logprobs"),
+    ({"top_logprobs": 2}, None),
+    ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
+    ({"max_completion_tokens": 3}, None),
+    ({"prompt": "Hi"}, "prompt"),
+    ({"echo": True}, "echo"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"functions": [{}]}, "functions"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"audio": {}}, "audio"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"web_search_options": {}}, "web_search_options"),
+]
+
+
+def _ids(cases: list[tuple[dict[str, Any], str | None]]) -> list[str]:
+    return [ascii(fields)[:40] for fields, _ in cases]
+
+
+@pytest.mark.parametrize(("fields", "param"), COMPLETIONS, ids=_ids(COMPLETIONS))
+def test_completions(served: Served, fields: dict[str, Any], param: str | None) -> None:
+    _assert_refused(served, "/v1/completions", {"prompt": "Hi", "max_tokens": 4} | fields, param)
+
+
+@pytest.mark.parametrize(("fields", "param"), CHATS, ids=_ids(CHATS))
+def test_chats(served: Served, fields: dict[str, Any], param: str | None) -> None:
+    body = {"messages": [MESSAGE], "max_tokens": 4} | fields
+    _assert_refused(served, "/v1/chat/completions", body, param)
+
+
+def _assert_refused(served: Served, path: str, body: dict[str, Any], param: str | None) -> None:
+    """Status 400 with and without ``stream``; the next good request is answered as before."""
+    body = {"model": "tiny"} | body
+    bodies = [body] if "stream" in body else [body, body | {"stream": True}]
+    for each in bodies:
+        response = served.http.post(path, json=each)
+        assert response.status_code == 400, response.text[:300]
+        error = response.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert 10 < len(error["message"]) < 400, error["message"]
+        assert error["param"] == param, error
+    assert served.engine.submitted == []
+    good = served.complete(temperature=0)
+    assert good.status_code == 200
+    assert good.json()["choices"][0]["text"] == "htsn"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+        {"safety_identifier": "x", "prompt_cache_key": "y", "parallel_tool_calls": False},
+        {"response_format": {"type": "text"}, "tools": None, "tool_choice": "none"},
+        {"user": 5, "metadata": {"deep": [[[[]]]]}},
+        {"temperature": None, "top_p": None, "n": None, "stop": None, "seed": None},
+        {"logit_bias": None, "logprobs": None, "max_tokens": None, "stream_options": None},
+        {"logit_bias": {}, "stop": [], "stop_token_ids": []},
+        {"seed": 2**63 - 1, "temperature": 2, "top_p": 1, "top_k": 0, "min_p": 0},
+    ],
+)
+def test_what_changes_nothing_is_taken(
+    served: Served, fields: dict[str, Any], stream: bool
+) -> None:
+    assert served.complete(**fields, stream=stream).status_code == 200
+    assert served.chat(**fields, stream=stream).status_code == 200
+
+
+def test_an_unknown_field_is_answered_with_the_nearest(served: Served) -> None:
+    message = served.complete(temprature=1).json()["error"]["message"]
+    assert message == "temprature: no such field. Did you mean temperature."
+
+
+def test_another_model_is_not_found(served: Served) -> None:
+    for response in (served.complete(model="other"), served.chat(model="", stream=True)):
+        assert response.status_code == 404
+        assert response.json()["error"]["code"] == "model_not_found"
+
+
+def test_the_prompt_fills_the_context_up_to_one_token(served: Served) -> None:
+    assert served.complete(prompt=[65] * 511).json()["usage"]["completion_tokens"] == 1
+    refused = served.complete(prompt=PROMPT_512).json()["error"]
+    assert refused["code"] == "context_length_exceeded"
+    scored = served.complete(prompt=PROMPT_512, max_tokens=0, echo=True, logprobs=0).json()
+    assert len(scored["choices"][0]["logprobs"]["tokens"]) == 512
+
+
+def test_a_huge_answer_is_cut_at_the_context(served: Served) -> None:
+    usage = served.complete(prompt=[65] * 500, max_tokens=HUGE).json()["usage"]
+    assert usage["completion_tokens"] == 12
+
+
+def test_empty_content_is_a_chat(served: Served) -> None:
+    assert served.chat(messages=[{"role": "user", "content": ""}]).status_code == 200
+
+
+def test_parts_of_text_stand_on_lines(served: Served) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    served.chat(messages=[{"role": "developer", "content": parts}])
+    prompt = bytes(token for token in served.engine.requests[-1].prompt if token < 256)
+    assert prompt.decode() == "<|system|>\none\ntwo\n<|assistant|>\n"
