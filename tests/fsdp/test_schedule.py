@@ -429,6 +429,92 @@ class _Box:
         self.value = value
 
 
+class _Penalized(nn.Module):
+    """Differentiates an inner unit in the middle of its own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+        self.outer = nn.Linear(3, 3)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Rows of 3."""
+        value = self.outer(value)
+        point = value.detach().requires_grad_()
+        [slope] = torch.autograd.grad(self.inner(point).sum(), point)
+        out: torch.Tensor = self.outer(self.inner(value)) * slope
+        return out
+
+
+class _Skipping(nn.Module):
+    """Leaves its second layer out when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.skips = False
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Rows of 3."""
+        value = self.first(value)
+        return value if self.skips else self.second(value)
+
+
+def _uneven_paths() -> None:
+    """A forward that differentiates, and units that some microbatches do not reach."""
+    mesh, rank = mesh_of((2, 2)), dist.get_rank()
+    values = torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(1))
+    for outer, inner in LADDER:
+        penalized, like_it = _Penalized(), _Penalized()
+        shard(penalized, mesh, placements_on(mesh, outer, inner), [penalized.inner])
+        penalized(values[rank]).sum().backward()
+        skipping, like_that = _Skipping(), _Skipping()
+        placements = placements_on(mesh, outer, inner)
+        sharded = shard(skipping, mesh, placements, [skipping.first, skipping.second])
+        for index, skips in enumerate((False, True)):
+            sharded.context.is_last = index == 1
+            skipping.skips = like_that.skips = skips
+            skipping(values[rank]).sum().backward()
+            for value in values:
+                (like_that(value).sum() / 4).backward()
+        for value in values:
+            (like_it(value).sum() / 4).backward()
+        for model, reference in ((penalized, like_it), (skipping, like_that)):
+            assert all(unit.phase is Phase.RESTING for unit in units_of(model))
+            for parameter in _parameters(model):
+                expected = reference.get_parameter(parameter.name).grad
+                assert expected is not None
+                rows = expected[parameter.row_start : parameter.row_stop]
+                torch.testing.assert_close(parameter.local.grad, rows, rtol=1e-5, atol=1e-6)
+
+
+def test_paths_may_differ_from_call_to_call(ranks: RankPool) -> None:
+    ranks.run(4, _uneven_paths)
+
+
+def _used_elsewhere() -> None:
+    """A weight that another unit reads is not averaged; the replica must not go unnoticed."""
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(self.layer(value), self.layer.weight)
+
+    mesh, model = mesh_of((2,)), Reader()
+    shard(model, mesh, placements_on(mesh, R, R), [model.layer])
+    with pytest.raises(WorkError, match="weight was used outside the forward"):
+        model(torch.ones(1, 3)).sum().backward()
+
+
+def test_a_weight_used_by_another_unit_is_noticed(ranks: RankPool) -> None:
+    ranks.run(2, _used_elsewhere)
+
+
 def _misuses() -> None:
     mesh, placements = mesh_of((1,)), placements_on(mesh_of((1,)), P, P)
     with fully_shard_context("cpu"):

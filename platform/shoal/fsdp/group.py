@@ -145,7 +145,7 @@ class ParameterGroup:
                 continue
             entry.compute.requires_grad_(entry.local.requires_grad)
             if entry.local.requires_grad:
-                self._watch(index, entry.compute, arrive)
+                self._watch(index, entry, arrive)
                 if self.gradients is None:
                     self.gradients = self._make_gradients()
 
@@ -166,6 +166,9 @@ class ParameterGroup:
         assert self._gather is not None
         self._gather.finish()
         if not self._installed:
+            for entry in self.entries:
+                for slot in entry.slots:
+                    slot.check(entry.local)
             self._installed = True
             for entry in self.entries:
                 for slot in entry.slots:
@@ -199,10 +202,11 @@ class ParameterGroup:
             chain = self.gradients.reduce(is_last=is_last)
             self._reduction = self._lanes.reduce.start(chain, keep)
 
-    def advance_reduce(self) -> None:
-        """Let a reduction of several stages go on to its next stage."""
-        if self._reduction is not None:
-            self._reduction.advance()
+    def advance_reduce(self) -> bool:
+        """Let a reduction of several stages go on to its next stage; whether there is one."""
+        if self._reduction is not None and not self._reduction.advance():
+            self._reduction = None
+        return self._reduction is not None
 
     def finish_reduce(self) -> None:
         """Have the reduced gradients in place."""
@@ -249,12 +253,11 @@ class ParameterGroup:
             slot.swap(original, local)
         return Entry(slots=slots, compute=compute, local=local)
 
-    def _watch(
-        self, index: int, compute: nn.Parameter, arrive: Callable[[int, torch.Tensor], None]
-    ) -> None:
+    def _watch(self, index: int, entry: Entry, arrive: Callable[[int, torch.Tensor], None]) -> None:
         if index in self._watched:
             return
         self._watched.add(index)
+        path = entry.slots[0].path
 
         def take(parameter: torch.Tensor) -> None:
             gradient = parameter.grad
@@ -262,7 +265,14 @@ class ParameterGroup:
             parameter.grad = None
             arrive(index, gradient)
 
-        compute.register_post_accumulate_grad_hook(take)
+        def refuse(_: torch.Tensor) -> None:
+            raise WorkError(
+                f"Parameter {path} was used outside the forward of the unit that owns it, where it "
+                "is this rank's rows of the main weights: make its user part of the unit."
+            )
+
+        entry.compute.register_post_accumulate_grad_hook(take)
+        entry.local.register_hook(refuse)
 
     def _make_gradients(self) -> GradientBuffers:
         return GradientBuffers(

@@ -22,8 +22,8 @@ from shoal.fsdp.communicator import Pending
 class Task(Protocol):
     """A chain under way."""
 
-    def advance(self) -> None:
-        """Have the collective under way over, and the next one issued."""
+    def advance(self) -> bool:
+        """Have the collective under way over, and the next one issued; whether there is one."""
 
     def finish(self) -> None:
         """Return when the results of the whole chain may be used by compute."""
@@ -44,16 +44,17 @@ class _HostTask:
         self._chain = chain
         self._pending = next(chain, None)
 
-    def advance(self) -> None:
+    def advance(self) -> bool:
         """See ``Task``."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = next(self._chain, None)
+        return self._pending is not None
 
     def finish(self) -> None:
         """See ``Task``."""
-        while self._pending is not None:
-            self.advance()
+        while self.advance():
+            pass
 
 
 class HostLane:
@@ -73,9 +74,10 @@ class _StreamTask:
         self._done = done
         self._keep = keep
 
-    def advance(self) -> None:
+    def advance(self) -> bool:
         """See ``Task``; the whole chain is issued already, and what it read becomes free."""
         self.finish()
+        return False
 
     def finish(self) -> None:
         """See ``Task``."""

@@ -254,20 +254,31 @@ class Schedule:
             group.finish_reduce()
 
     def _advance_reductions(self) -> None:
+        groups = [(reference, reference()) for reference in self._reducing]
+        self._reducing = [
+            reference for reference, group in groups if group is not None and group.advance_reduce()
+        ]
+
+    def _finish_reductions(self) -> None:
         for reference in self._reducing:
             group = reference()
             if group is not None:
-                group.advance_reduce()
+                group.finish_reduce()
+        self._reducing.clear()
 
     def _finish_backward(self) -> None:
         """End of backward: called by autograd when the whole graph has run."""
         if self._any_arrived:
             self._check_complete()
         for unit in self.units:
-            unit.rest()
-            for group in unit.groups:
-                if self._any_arrived and self.is_last and group.unfinished:
-                    self._start_reduce(group)  # not reached by the last microbatch
+            if unit.phase is not Phase.FORWARD:  # as when a forward differentiates inside itself
+                unit.rest()
+        self._finish_reductions()
+        if self._any_arrived and self.is_last:
+            for unit in self.units:
+                for group in unit.groups:
+                    if group.unfinished:
+                        self._start_reduce(group)  # not reached by the last microbatch
         self._end_backward()
 
     def _check_complete(self) -> None:
@@ -281,11 +292,7 @@ class Schedule:
                 )
 
     def _end_backward(self) -> None:
-        for reference in self._reducing:
-            group = reference()
-            if group is not None:
-                group.finish_reduce()
-        self._reducing.clear()
+        self._finish_reductions()
         self._in_backward = False
         self._any_arrived = False
 

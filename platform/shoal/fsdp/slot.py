@@ -34,15 +34,18 @@ class Slot:
         assert parameter is not None
         return parameter
 
-    def swap(self, old: nn.Parameter, new: nn.Parameter) -> None:
-        """Put ``new`` where ``old`` is; raises ``WorkError`` if somebody else's tensor is there."""
-        module = self.module
-        if module._parameters.get(self.name) is not old:
+    def check(self, expected: nn.Parameter) -> None:
+        """Raise ``WorkError`` if somebody else's tensor is there."""
+        if self.module._parameters.get(self.name) is not expected:
             raise WorkError(
-                f"Parameter {self.path} was replaced after it was sharded: load weights "
-                "into the sharded parameters instead."
+                f"Parameter {self.path} was replaced after it was sharded: load weights into the "
+                "sharded parameters instead."
             )
+
+    def swap(self, old: nn.Parameter, new: nn.Parameter) -> None:
+        """Put ``new`` where ``old`` is, as by ``check``."""
+        self.check(old)
         if self._plain:
-            module._parameters[self.name] = new
+            self.module._parameters[self.name] = new
         else:
-            setattr(module, self.name, new)
+            setattr(self.module, self.name, new)
