@@ -13,7 +13,7 @@ PROMPT_512 = [65] * 512
 MESSAGE = {"role": "user", "content": "Hi"}
 
 # Fields laid over a good completion, and the parameter that the refusal names.
-COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
+COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     # how many
     ({"n": 0}, "n"),
     ({"n": -1}, "n"),
@@ -110,7 +110,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     # streams
     ({"stream": "yes"}, "stream"),
     ({"stream": 1}, "stream"),
-    ({"stream_options": {"include_usage": True}, "stream": False}, None),
+    ({"stream_options": {"include_usage": True}, "stream": False}, "stream_options"),
     ({"stream_options": 1, "stream": True}, "stream_options"),
     ({"stream_options": {"usage": True}, "stream": True}, "stream_options.usage"),
     # what is not offered, and what nobody knows
@@ -129,7 +129,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     ({"model": 5}, "model"),
 ]
 
-CHATS: list[tuple[dict[str, Any], str | None]] = [
+CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": None}, "messages"),
     ({"messages": "Hi"}, "messages"),
@@ -154,10 +154,10 @@ CHATS: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": [{**MESSAGE, **{f"x{i}": 1 for i in range(50_000)}}]}, "messages[0].x0"),
     ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
     ({"logprobs": 1}, "logprobs"),
-    ({"top_logprobs": 2}, None),
+    ({"top_logprobs": 2}, "top_logprobs"),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
     ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
-    ({"max_completion_tokens": 3}, None),
+    ({"max_completion_tokens": 3}, "max_completion_tokens"),
     ({"prompt": "Hi"}, "prompt"),
     ({"echo": True}, "echo"),
     ({"tool_choice": "required"}, "tool_choice"),
@@ -169,22 +169,22 @@ CHATS: list[tuple[dict[str, Any], str | None]] = [
 ]
 
 
-def _ids(cases: list[tuple[dict[str, Any], str | None]]) -> list[str]:
+def _ids(cases: list[tuple[dict[str, Any], str]]) -> list[str]:
     return [ascii(fields)[:40] for fields, _ in cases]
 
 
 @pytest.mark.parametrize(("fields", "param"), COMPLETIONS, ids=_ids(COMPLETIONS))
-def test_completions(served: Served, fields: dict[str, Any], param: str | None) -> None:
+def test_completions(served: Served, fields: dict[str, Any], param: str) -> None:
     _assert_refused(served, "/v1/completions", {"prompt": "Hi", "max_tokens": 4} | fields, param)
 
 
 @pytest.mark.parametrize(("fields", "param"), CHATS, ids=_ids(CHATS))
-def test_chats(served: Served, fields: dict[str, Any], param: str | None) -> None:
+def test_chats(served: Served, fields: dict[str, Any], param: str) -> None:
     body = {"messages": [MESSAGE], "max_tokens": 4} | fields
     _assert_refused(served, "/v1/chat/completions", body, param)
 
 
-def _assert_refused(served: Served, path: str, body: dict[str, Any], param: str | None) -> None:
+def _assert_refused(served: Served, path: str, body: dict[str, Any], param: str) -> None:
     """Status 400 with and without ``stream``; the next good request is answered as before."""
     body = {"model": "tiny"} | body
     bodies = [body] if "stream" in body else [body, body | {"stream": True}]
@@ -195,6 +195,7 @@ def _assert_refused(served: Served, path: str, body: dict[str, Any], param: str 
         assert error["type"] == "invalid_request_error"
         assert 10 < len(error["message"]) < 400, error["message"]
         assert error["param"] == param, error
+        assert error["code"], error
     assert served.engine.submitted == []
     good = served.complete(temperature=0)
     assert good.status_code == 200

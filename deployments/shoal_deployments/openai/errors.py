@@ -58,7 +58,7 @@ class ApiError(ShoalError):
 
 
 def bad_field(
-    param: str, value: object, problem: str, remedy: str, code: str | None = None
+    param: str, value: object, problem: str, remedy: str, code: str = "invalid_value"
 ) -> ApiError:
     """Status 400 for one field; ``value`` is shown in short."""
     return ApiError(400, f"{param} = {shown(value)}: {problem}. {remedy}.", param=param, code=code)

@@ -21,7 +21,10 @@ from shoal.config import LimitSettings
 
 
 def refusal(problem: str, remedy: str, **values: object) -> PydanticCustomError:
-    """An error in this project's words; ``{name}`` in either text stands for one of ``values``."""
+    """An error in this project's words; ``{name}`` in either text stands for one of ``values``.
+
+    The value ``param`` names the field below the validated object that is meant.
+    """
     return PydanticCustomError("refused", f"{problem}. {remedy}", values or None)
 
 

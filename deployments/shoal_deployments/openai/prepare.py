@@ -38,7 +38,7 @@ def make_requests(
     if params.n * len(prompts) > limits.choices:
         problem = f"With {len(prompts)} prompts it asks for more than {limits.choices} choices"
         remedy = f"Ask for at most {limits.choices // len(prompts)}"
-        raise bad_field("n", params.n, problem, remedy, "invalid_value")
+        raise bad_field("n", params.n, problem, remedy)
     requests = []
     for place, prompt in enumerate(prompts):
         _check_length(len(prompt.ids), params.max_tokens, card, limits, prompt_field)

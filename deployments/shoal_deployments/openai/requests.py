@@ -26,7 +26,7 @@ from shoal_deployments.openai.fields import (
 )
 
 UNKNOWN = "unknown_field"
-"""Type of the pydantic error that names a field nobody knows, in its context as ``name``."""
+"""Type of the pydantic error that names a field nobody knows, in its context as ``param``."""
 
 
 class Body(BaseModel):
@@ -49,9 +49,8 @@ class Body(BaseModel):
             if name is not None:
                 close = get_close_matches(name[:64], cls.model_fields, n=1)
                 hint = f"Did you mean {close[0]}" if close else "Leave it out"
-                raise PydanticCustomError(
-                    UNKNOWN, "{problem}", {"name": name, "problem": f"no such field. {hint}"}
-                )
+                context = {"param": name, "hint": hint}
+                raise PydanticCustomError(UNKNOWN, "no such field. {hint}", context)
         return content
 
 
@@ -131,7 +130,8 @@ class GenerationBody(Body):
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
-            raise refusal("stream_options is given without stream", "Set stream to true")
+            name = "stream_options"
+            raise refusal("it is given without stream", "Set stream to true", param=name)
         return self
 
     @property
@@ -209,8 +209,10 @@ class ChatCompletionBody(GenerationBody):
     @model_validator(mode="after")
     def _fields_agree(self) -> ChatCompletionBody:
         if self.top_logprobs is not None and not self.logprobs:
-            raise refusal("top_logprobs is given without logprobs", "Set logprobs to true")
+            name = "top_logprobs"
+            raise refusal("it is given without logprobs", "Set logprobs to true", param=name)
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
-            raise refusal("max_tokens and max_completion_tokens differ", "Send one of them")
+            name = "max_completion_tokens"
+            raise refusal("it differs from max_tokens", "Send one of them", param=name)
         return self

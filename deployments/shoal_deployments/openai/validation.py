@@ -26,20 +26,17 @@ def parse_body(kind: type[BodyT], content: dict[str, Any], limits: LimitSettings
 
 def _refusal(detail: Any, num_more: int) -> ApiError:
     context = detail.get("ctx", {})
-    place = detail["loc"] + ((context["name"],) if detail["type"] == UNKNOWN else ())
-    param = _path(place)
+    param = _path(detail["loc"] + ((context["param"],) if "param" in context else ()))
     more = f" {num_more} more fields are wrong." if num_more else ""
     if detail["type"] == "missing":
         return ApiError(400, f"{param} is missing.{more}", param=param, code="missing_field")
     problem, _, remedy = detail["msg"].rpartition(". ")
-    if detail["type"] == UNKNOWN:
-        code = "unknown_parameter"
+    if "param" in context:  # what was wrong is the whole, not the value of one field
+        code = "unknown_parameter" if detail["type"] == UNKNOWN else "invalid_value"
         return ApiError(400, f"{param}: {problem}. {remedy}.{more}", param=param, code=code)
-    if not param:
-        return ApiError(400, f"{problem}. {remedy}.{more}", code="invalid_value")
     if not problem:  # pydantic's own words are one sentence
         problem, remedy = detail["msg"], "Correct it"
-    refusal = bad_field(param, detail["input"], problem, remedy, "invalid_value")
+    refusal = bad_field(param, detail["input"], problem, remedy)
     refusal.message += more
     return refusal
 

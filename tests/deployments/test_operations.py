@@ -1,0 +1,166 @@
+"""What probes, dashboards and scrapers read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from shoal.config import AuthSettings
+from shoal.errors import ConfigError
+from shoal_deployments.auth import ApiKeys
+from shoal_deployments.engine_client import EngineUnavailable, ReplicaHealth
+from tests.deployments.fake_engine import FakeEngine
+from tests.deployments.server import Served, serve
+
+KEYS_OF_STATS = {
+    "running",
+    "waiting",
+    "kv_blocks_total",
+    "kv_blocks_free",
+    "finished",
+    "cancelled",
+    "migrated",
+    "preempted",
+    "prefix_hit_tokens",
+    "certificate",
+}
+
+
+def _metrics(served: Served) -> dict[str, float]:
+    """Samples by name and labels."""
+    response = served.http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    return {
+        f"{sample.name}{sorted(sample.labels.items())}": sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+
+
+def test_stats(served: Served) -> None:
+    served.complete(n=2)
+    stats = served.http.get("/stats").json()
+    assert stats["model"] == "tiny"
+    [replica] = stats["replicas"]
+    assert replica.keys() >= KEYS_OF_STATS
+    assert replica["finished"] >= 2
+    assert replica["certificate"] == {"fingerprint": "fp1"}
+
+
+def test_metrics_count_answers_and_tokens(served: Served) -> None:
+    before = _metrics(served)
+    served.complete(prompt=["ab", "cd"], n=2, max_tokens=5)
+    served.complete(n=0)
+    served.http.get("/made/up")
+    after = _metrics(served)
+
+    def grown(name: str) -> float:
+        return after.get(name, 0) - before.get(name, 0)
+
+    path = ("path", "/v1/completions")
+    assert grown(f"shoal_http_requests_total{[path, ('status', '200')]}") == 1
+    assert grown(f"shoal_http_requests_total{[path, ('status', '400')]}") == 1
+    other = ("path", "other")
+    assert grown(f"shoal_http_requests_total{[other, ('status', '404')]}") == 1
+    assert grown("shoal_prompt_tokens_total[]") == 4
+    assert grown("shoal_generated_tokens_total[]") == 20
+    assert grown("shoal_time_to_first_token_seconds_count[]") == 1
+    assert grown("shoal_engine_finished_total[('replica', '0')]") == 4
+    assert after["shoal_engine_running[('replica', '0')]"] == 0
+    assert after["shoal_requests_held[]"] == 0
+
+
+def test_lost_engines_are_told_in_openai_form(served: Served) -> None:
+    served.engine.refusal = EngineUnavailable("All engines are lost.")
+    for path in ("/stats", "/metrics"):
+        answer = served.http.get(path)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["message"] == "All engines are lost."
+    served.engine.refusal = None
+
+
+class _Ailing(FakeEngine):
+    """Two replicas, whose health is scripted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.well = [True, True]
+        self.answers = True
+
+    async def health(self) -> Sequence[ReplicaHealth]:
+        if not self.answers:
+            await asyncio.sleep(60)
+        return [
+            ReplicaHealth(replica=str(place), progresses=well, detail="" if well else "no step")
+            for place, well in enumerate(self.well)
+        ]
+
+
+def test_health_is_of_the_engines_too() -> None:
+    engine = _Ailing()
+    with serve(engine=engine) as served:
+        engine.well = [True, False]
+        answer = served.http.get("/health")
+        assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+        assert answer.json()["replicas"][1] == {
+            "replica": "1",
+            "progresses": False,
+            "detail": "no step",
+        }
+        engine.well = [False, False]
+        assert served.http.get("/health").status_code == 503
+        engine.answers = False
+        answer = served.http.get("/health")
+        assert answer.status_code == 503
+        assert "did not answer" in answer.json()["problem"]
+
+
+def test_a_mistake_of_ours_is_a_500_in_openai_form(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def submit(*arguments: object) -> None:
+        raise RuntimeError("scripted")
+
+    engine, taken = served.engine, served.engine.submit
+    engine.submit = submit  # type: ignore[method-assign,assignment]
+    try:
+        with caplog.at_level(logging.ERROR):
+            answer = served.complete()
+            served.wait_until(lambda: "scripted" in caplog.text)
+    finally:
+        engine.submit = taken  # type: ignore[method-assign]
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert "scripted" not in answer.text
+    assert served.complete().status_code == 200
+
+
+def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEYS", "one, two ,")
+    keys = ApiKeys.read(AuthSettings(keys_variable="SOME_KEYS"))
+    assert len(keys) == 2
+    assert keys.admits("Bearer two") and keys.admits("bearer one")
+    for wrong in ("", "Bearer", "Bearer ", "two", "Bearer twox", "Bearer tw", "Basic two"):
+        assert not keys.admits(wrong)
+    assert not keys.admits("Bearer \udcff\xff")
+    assert ApiKeys(()).admits("")
+
+
+@pytest.mark.parametrize("content", [None, "", "# none\n\n", b"\xff\xfe"])
+def test_a_source_without_keys_is_refused(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    content: str | bytes | None,
+) -> None:
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    if content is not None:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ConfigError, match="serve.auth.keys_file"):
+        ApiKeys.read(AuthSettings(keys_file=str(path)))
+    monkeypatch.setenv("NO_KEYS", " , ")
+    with pytest.raises(ConfigError, match="serve.auth.keys_variable"):
+        ApiKeys.read(AuthSettings(keys_variable="NO_KEYS"))
