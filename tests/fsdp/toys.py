@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal.config import Level
 from shoal.fsdp import (
+    Ledger,
     MixedPrecision,
     Placements,
     Schedule,
@@ -24,7 +25,8 @@ from shoal.fsdp import (
     placements_for,
     sharded_parameters,
 )
-from shoal.fsdp.ledger import Ledger
+from shoal.fsdp.inventory import units_of
+from shoal.fsdp.unit import Phase
 
 R, O, G, P = Level.REPLICATE, Level.OPTIMIZER, Level.GRADIENTS, Level.PARAMETERS  # noqa: E741
 LADDER = [(a, b) for b in (R, O, G, P) for a in (R, O, G, P)[: [R, O, G, P].index(b) + 1]]
@@ -185,6 +187,19 @@ def train_alone(
         losses.append(total.item())
         optimizer.step()
     return losses
+
+
+def at_rest(model: nn.Module) -> bool:
+    """Whether every unit rests: main weights registered, no gathered weights in memory."""
+    units = list(units_of(model))
+    groups = [group for unit in units for group in unit.groups]
+    locals_ = {id(entry.local) for group in groups for entry in group.entries}
+    gathered = [group.weights.whole for group in groups if not group.weights.stays_whole]
+    return (
+        all(unit.phase is Phase.RESTING for unit in units)
+        and {id(parameter) for parameter in model.parameters()} == locals_
+        and all(buffer.data.untyped_storage().nbytes() == 0 for buffer in gathered)
+    )
 
 
 def assert_same_weights(
