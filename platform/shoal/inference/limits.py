@@ -91,21 +91,24 @@ class Limits:
         self._check_counts(request)
         num_prompt = len(request.prompt)
         wanted = request.params.max_tokens
+        by_context = self.context_length - num_prompt
         # The last token that is generated is never computed, so it takes no room in the pool.
         by_pool = self.pool_tokens + 1 - num_prompt
-        by_context = self.context_length - num_prompt
-        most = min(by_pool, by_context)
-        if most < (0 if wanted == 0 else 1):
-            room = "context" if by_context <= by_pool else "KV pool"
-            size = self.context_length if room == "context" else self.pool_tokens
+        longest = min(self.pool_tokens, self.context_length - (0 if wanted == 0 else 1))
+        if num_prompt > longest:
+            room, size = (
+                ("KV pool", self.pool_tokens)
+                if self.pool_tokens < self.context_length
+                else ("context", self.context_length)
+            )
             raise ConfigError(
                 "prompt",
                 f"{num_prompt} tokens",
                 f"it leaves no room for an answer in the {room} of {size} tokens",
-                f"Shorten it to at most {num_prompt + most - 1} tokens",
+                f"Shorten it to at most {longest} tokens",
             )
         if wanted is None:
-            return most
+            return min(by_context, by_pool)
         if min(wanted, by_context) > by_pool:
             raise ConfigError(
                 "max_tokens",

@@ -158,7 +158,6 @@ class Scheduler:
         self._named = []
         chunks: list[Chunk] = []
         budget = self.limits.max_step_tokens
-        num_preempted = self._counts["preempted"]
         for sequence in [each for each in self._running if each.state is State.DECODING]:
             if sequence.state is State.DECODING and self._grow(sequence):
                 chunks.append(self._chunk(sequence, 1))
@@ -167,11 +166,9 @@ class Scheduler:
             if budget > 0 and sequence.state is State.PREFILLING:
                 chunks.append(self._chunk(sequence, budget))
                 budget -= chunks[-1].count
-        # Who has just given up blocks must not take them back before others have used them.
-        if self._counts["preempted"] == num_preempted:
-            while budget > 0 and (admitted := self._admit_head()) is not None:
-                chunks.append(self._chunk(admitted, budget))
-                budget -= chunks[-1].count
+        while budget > 0 and (admitted := self._admit_head()) is not None:
+            chunks.append(self._chunk(admitted, budget))
+            budget -= chunks[-1].count
         step = Step(number=self._counts["steps"], chunks=tuple(chunks))
         if chunks:
             self._counts["steps"] += 1
