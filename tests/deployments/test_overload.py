@@ -37,8 +37,8 @@ def test_a_full_frontend_answers_429_at_once(stream: bool) -> None:
             assert answer.headers["retry-after"] == "7"
             assert answer.json()["error"]["code"] == "too_many_requests"
             assert answer.json()["error"]["type"] == "rate_limit_error"
-        assert served.complete().status_code == 200
         served.assert_idle()
+        assert served.complete().status_code == 200
 
 
 def test_a_full_queue_answers_429() -> None:

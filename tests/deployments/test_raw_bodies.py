@@ -105,6 +105,10 @@ BODIES = {
     "many digits": b'{"model": "tiny", "prompt": "Hi", "n": ' + b"9" * 5000 + b"}",
     "deep arrays": b'{"model": "tiny", "prompt": ' + b"[" * 100_000,
     "deep objects": b'{"model": "tiny", "metadata": ' + b'{"a":' * 100_000,
+    "a million lists": b'{"model": "tiny", "prompt": [' + b"[]," * 10**6 + b"[]]}",
+    "half a million keys": b'{"model": "tiny", ' + b'"a":1,' * 500_000 + b'"a":1}',
+    "many prompts": json.dumps({"model": "tiny", "prompt": ["x"] * 100_000}).encode(),
+    "many stops": json.dumps({"model": "tiny", "prompt": "x", "stop": ["x"] * 10**5}).encode(),
     "nested in a bound": b'{"model": "tiny", "prompt": ' + b"[" * 150 + b"]" * 150 + b"}",
 }
 
@@ -122,6 +126,11 @@ def test_a_null_character_is_a_character(served: Served) -> None:
     assert served.engine.requests[-1].prompt == (97, 0, 98)
     named = rb'{"model": "\u0000\ud83d\ude00", "prompt": "Hi"}'
     _assert_error(_post(served, named, JSON_TYPE), 404)
+
+
+def test_a_text_may_hold_what_parts_are_made_of(served: Served) -> None:
+    text = '[{"a\\\\": 1}]' * 10_000
+    assert _post(served, json.dumps(GOOD | {"user": text}).encode(), JSON_TYPE)[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def _limit(info: ValidationInfo, name: str) -> int:
     return value
 
 
-def _at_most(limit: str) -> BeforeValidator:
+def at_most(limit: str) -> BeforeValidator:
     """Refuse a list, mapping or text that is longer than the limit of that name."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
@@ -82,9 +82,9 @@ def _token_keys(value: Any) -> Any:
     return biases
 
 
-StopText: TypeAlias = Annotated[str, Field(min_length=1), _at_most("stop_characters")]
+StopText: TypeAlias = Annotated[str, Field(min_length=1), at_most("stop_characters")]
 Stop: TypeAlias = Annotated[
-    Annotated[list[StopText], _at_most("stops")] | None,
+    Annotated[list[StopText], at_most("stops")] | None,
     BeforeValidator(_one_or_many),
     WithJsonSchema(
         {
@@ -98,12 +98,12 @@ Stop: TypeAlias = Annotated[
 ]
 """One text or several."""
 
-TokenIds: TypeAlias = Annotated[list[Annotated[int, Field(ge=0)]], _at_most("stops")]
+TokenIds: TypeAlias = Annotated[list[Annotated[int, Field(ge=0)]], at_most("stops")]
 
 LogitBias: TypeAlias = Annotated[
     dict[int, Annotated[float, Field(ge=-100, le=100)]] | None,
     BeforeValidator(_token_keys),
-    _at_most("logit_bias"),
+    at_most("logit_bias"),
     WithJsonSchema(
         {
             "anyOf": [

@@ -22,6 +22,7 @@ from shoal_deployments.openai.fields import (
     Role,
     Stop,
     TokenIds,
+    at_most,
     refusal,
 )
 
@@ -194,7 +195,7 @@ _EMPTY_IN_ANSWERS = ("refusal", "annotations", "audio", "function_call", "tool_c
 class ChatCompletionBody(GenerationBody):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1), FailFast()]
+    messages: Annotated[list[Message], Field(min_length=1), FailFast(), at_most("messages")]
     """The chat so far."""
 
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None

@@ -59,6 +59,9 @@ class LimitSettings(Section):
     prompts: int = Field(default=64, ge=1)
     """Prompts in one request."""
 
+    messages: int = Field(default=2048, ge=1)
+    """Messages in one chat."""
+
     choices: int = Field(default=64, ge=1)
     """Choices of one request: its prompts times ``n``."""
 
