@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from shoal.ops.fixed import tiles
-from shoal.ops.fixed.kernel import Kernel, kernel
+from shoal.ops.fixed.kernel import Kernel, bits, kernel
 from shoal.ops.fixed.kv_cache import KVCache
 from shoal.ops.fixed.lanes import (
     broadcast,
@@ -95,7 +95,7 @@ def paged_attention(
         *(query.data_ptr(), query.stride(0) * size, query.stride(1) * size, count),
         *(cache.kv_heads, per_head, width, cache.keys[layer].data_ptr()),
         *(cache.values[layer].data_ptr(), cache.block_size, tables[0].data_ptr()),
-        *(tables[0].shape[1], tables[1].data_ptr(), tables[2].data_ptr(), scale * _LOG2_E),
+        *(tables[0].shape[1], tables[1].data_ptr(), tables[2].data_ptr(), bits(scale * _LOG2_E)),
         *(0 if window is None else window, run_rows, scratch.data_ptr(), thread_bytes),
         out.data_ptr(),
     )

@@ -18,7 +18,7 @@ import hashlib
 import logging
 import struct
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +43,20 @@ class Kernel:
         self.name = name
         self._capacity = capacity
         self._entry = _entry(body, capacity)
+        self._memory = ctypes.c_int64 * (_HEADER + capacity)
 
-    def __call__(self, tasks: int, *arguments: int | float) -> None:
+    def __call__(self, tasks: int, *arguments: int) -> None:
         """Run tasks ``0`` to ``tasks - 1``; returns when all are done.
 
-        The body sees ``arguments`` as an array of int64; a float is found there by ``float_of``.
+        The body sees ``arguments`` as an array of int64; floats are given as their ``bits``.
         """
         if tasks <= 0:
             return
-        values = [a if isinstance(a, int) else _bits(a) for a in arguments]
-        memory = (ctypes.c_int64 * (_HEADER + self._capacity))(0, 0, tasks, *values)
-        assert len(values) == self._capacity, f"{self.name} takes {self._capacity} arguments"
+        assert len(arguments) == self._capacity, f"{self.name} takes {self._capacity} arguments"
+        memory = self._memory(0, 0, tasks, *arguments)
         threads = min(torch.get_num_threads(), tasks)
         if threads == 1:
-            self._function(memory)
+            self._function(ctypes.addressof(memory))
         else:
             _parallel()(self.address, ctypes.addressof(memory), threads, 0)
 
@@ -78,7 +78,9 @@ def kernel(capacity: int, name: str) -> Callable[[Body], Kernel]:
     return lambda body: Kernel(body, capacity, name)
 
 
-def _bits(value: float) -> int:
+@lru_cache(maxsize=256)
+def bits(value: float) -> int:
+    """``value`` as fp32 for a kernel's argument, which finds it by ``float_of``."""
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 

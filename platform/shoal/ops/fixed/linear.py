@@ -47,7 +47,7 @@ class PackedLinear:
     def pack(weight: torch.Tensor, bias: torch.Tensor | None = None, *, kind: Kind) -> PackedLinear:
         """Pack ``weight`` ``[N, K]`` and ``bias`` ``[N]``; both may be dropped afterwards."""
         if bias is not None:
-            bias = bias.detach().float().contiguous()
+            bias = bias.detach().to(torch.float32, copy=True).contiguous()
         return PackedLinear(pack(weight, kind), bias)
 
     @property

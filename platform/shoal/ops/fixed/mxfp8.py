@@ -8,10 +8,10 @@ Products of MXFP8 are emulated exactly. Each operand, weights and activations, i
 4 bits times a power of two, which bf16 holds without rounding; so after quantization of both the
 bf16 tiles compute what the format's own arithmetic would: exact products, summed in fp32.
 
-Edges. A block of zeros has the smallest scale. Scales below 2**-117 are not used, because bf16
-products take numbers below 2**-126 as zero: blocks whose largest number is below 448 * 2**-117
-(2.7e-33) are quantized as if it were that. Weights above 448 * 2**119 (3e38), infinite or not
-numbers are refused; an activation like that makes its whole block not a number.
+Edges. A block of zeros has the exponent 0 as its scale. Otherwise scales below 2**-117 are not
+used, because bf16 products take numbers below 2**-126 as zero: blocks whose largest number is below
+448 * 2**-117 (2.7e-33) are quantized as if it were that. Weights above 448 * 2**119 (3e38),
+infinite or not numbers are refused; an activation like that makes its whole block not a number.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             "Serve these weights in bf16 or fp32",
         )
     exponents = _exponents(most)
-    scaled = blocks / _powers(exponents).unsqueeze(-1)
+    scaled = blocks / _powers(exponents.clamp(_LEAST)).unsqueeze(-1)
     return scaled.to(torch.float8_e4m3fn).flatten(-2), exponents.to(torch.uint8)
 
 
@@ -91,7 +91,8 @@ def _exponents(most: torch.Tensor) -> torch.Tensor:
     """
     bits = most.contiguous().view(torch.int32)
     above = ((bits & 0x7FFFFF) > 0x600000).int()
-    return ((bits >> 23) - 8 + above).clamp(_LEAST, _MOST)
+    exponents = ((bits >> 23) - 8 + above).clamp(_LEAST, _MOST)
+    return exponents.where(most > 0, 0)
 
 
 def _powers(exponents: torch.Tensor) -> torch.Tensor:

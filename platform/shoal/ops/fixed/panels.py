@@ -86,4 +86,4 @@ def pack(weight: torch.Tensor, kind: Kind, *, count: int = 1) -> Panels:
 def _by_steps(weight: torch.Tensor, per_step: int) -> torch.Tensor:
     """``[count, N, K]`` to ``[panels, steps, 64, numbers a step]``."""
     split = weight.reshape(-1, COLUMNS, weight.shape[2] // per_step, per_step)
-    return split.transpose(1, 2).contiguous()
+    return split.transpose(1, 2).clone(memory_format=torch.contiguous_format)

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.registry import cpu_target
 
 from shoal.ops.fixed.lanes import (
     BYTES,
@@ -37,11 +37,13 @@ from shoal.ops.fixed.lanes import (
 )
 
 
-def _cpu_has(feature: str) -> bool:
-    return bool(llvmlite.binding.get_host_cpu_features().get(feature, False))
+def _compiled_for(feature: str) -> bool:
+    """Whether numba compiles for a CPU with ``feature``, by its name in LLVM."""
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return f"+{feature}" in features.split(",")
 
 
-HAS_BF16_PRODUCTS = _cpu_has("avx512bf16")
+HAS_BF16_PRODUCTS = _compiled_for("avx512bf16")
 """Whether the CPU multiplies bf16 numbers itself."""
 
 MOST_ROWS = 6
