@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -75,9 +75,7 @@ def _run(folder: Path, *deeds: Callable[[], None], max_failures: int = 3) -> lis
 
 
 def test_every_way_to_lose_a_rank_is_recovered_from(tmp_path: Path, ray_session: Cluster) -> None:
-    started = time.monotonic()
     assert _run(tmp_path, _raise, _kill, _stop) == [4, 3, 1, 0]
-    assert time.monotonic() - started < 120
     events = EventReader(tmp_path).poll()
     assert [(event["rank"], event["kind"]) for event in events[:2]] == [
         (1, "RuntimeError"),
@@ -87,6 +85,9 @@ def test_every_way_to_lose_a_rank_is_recovered_from(tmp_path: Path, ray_session:
     # A stopped process says nothing; its peer tells that it waited in vain.
     assert (events[2]["rank"], events[2]["is_consequence"]) == (0, True)
     assert len(events) == 3
+    for attempt, event in enumerate(events):
+        began = (tmp_path / f"attempt-{attempt}").stat().st_mtime
+        assert datetime.fromisoformat(event["time"]).timestamp() - began < 60
 
 
 def test_the_budget_of_failures_is_kept(tmp_path: Path, ray_session: Cluster) -> None:

@@ -30,6 +30,7 @@ from ray.train import (
     WorkerGroupError,
 )
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import (
     PlacementGroupCleanerCallback,
 )
@@ -98,17 +99,20 @@ class FailureWatch(UserCallback):  # type: ignore[misc]
 
 
 class _Trainer(TorchTrainer):  # type: ignore[misc]
-    """Without the actor that outlives a killed controller to free its workers' places.
+    """Without two actors that serve nothing here.
 
-    Here a dead controller ends the driver's job, which frees them too; and the actor looks up the
-    cluster in a file that a killed ``ray start`` leaves behind, and then hangs for 12 seconds.
+    One outlives a killed controller to free its workers' places. Here a dead controller ends the
+    driver's job, which frees them too; and that actor looks up the cluster in a file that a killed
+    ``ray start`` leaves behind, and then hangs for 12 seconds. The other hands out Ray datasets,
+    and takes a core from the workers just as they start.
     """
 
     _controller: Any = None
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks = super()._create_default_callbacks()
-        return [each for each in callbacks if not isinstance(each, PlacementGroupCleanerCallback)]
+        idle = (PlacementGroupCleanerCallback, DatasetsCallback)
+        return [each for each in callbacks if not isinstance(each, idle)]
 
     def _register_sigint_handler(self, controller: Any) -> None:
         """Called in the main thread. Ray's own handler would end the process at a Ctrl-C."""
