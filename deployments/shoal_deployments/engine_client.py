@@ -21,10 +21,6 @@ from shoal.inference.request import Request
 from shoal_deployments.mailbox import Mailbox
 
 
-class EngineBusy(WorkError):
-    """No replica has room in its queue; answered with 429."""
-
-
 class EngineUnavailable(WorkError):
     """No replica takes requests: starting, draining or lost; answered with 503."""
 
@@ -96,7 +92,7 @@ class EngineClient(Protocol):
 
         Raises:
             ConfigError: an engine refuses a request.
-            EngineBusy: no queue has room.
+            Overloaded: no queue has room; answered with 429.
             EngineUnavailable: no replica takes requests.
         """
         ...

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shoal.data.tokenizer import Tokenizer, load_tokenizer
-from shoal.errors import ShoalError
+from shoal.errors import Overloaded, ShoalError
 from shoal.inference import ChoiceText, Limits, Output, Request, Stats, TokenLogprob, TokenTexts
 from shoal_deployments.engine_client import (
-    EngineBusy,
     EngineUnavailable,
     ModelCard,
     ReplicaHealth,
@@ -98,7 +97,7 @@ class FakeEngine:
             raise self.refusal
         new = sum(request.params.n for request in requests)
         if len(self._runs) + new > self.card.limits.max_running + self.card.limits.max_waiting:
-            raise EngineBusy("The queue is full.")
+            raise Overloaded("The queue is full.")
         for request in requests:
             self.submitted.append(request.id)
             self.requests.append(request)

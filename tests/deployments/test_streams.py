@@ -162,6 +162,22 @@ def test_stop_texts_do_not_leak(
     assert (choice["text"], choice["reason"]) == (text, reason)
 
 
+@pytest.mark.parametrize(
+    ("stop", "max_tokens"),
+    [(["lo wö"], 40), (["o", "ld 日"], 40), (["lloX"], 6), (["llo"], 40), ("h", 40), ("X", 2)],
+)
+def test_pieces_of_a_stopped_text_are_the_text(served: Served, stop: Any, max_tokens: int) -> None:
+    served.engine.next_token = spelling(HELD, ends=True)
+    choice = _both(served, "completions", stop=stop, max_tokens=max_tokens, logprobs=1)[0]
+    assert "".join(choice["tokens"]) == choice["text"]
+    assert choice["text_offset"] == sorted(choice["text_offset"])
+    asked = {"stop": stop, "max_tokens": max_tokens, "return_token_ids": True}
+    ids = _both(served, "chat", **asked)[0]["ids"]
+    content = _both(served, "chat", **asked, logprobs=True)[0]["content"]
+    assert len(content) == len(ids) == len(choice["tokens"])
+    assert bytes(sum((entry["bytes"] for entry in content), [])).decode() == choice["text"]
+
+
 def test_the_reason_for_a_stop_is_told(served: Served) -> None:
     served.engine.next_token = spelling("abc", ends=True)
     told = served.complete(stop=["c"]).json()["choices"][0]["stop_reason"]
@@ -181,6 +197,8 @@ def test_characters_are_not_split(served: Served, path: str) -> None:
         full = "日本😀".encode() * 2
         # A tail that was cut is one U+FFFD, as in the tokenizer's own decode.
         assert text == full[:max_tokens].decode(errors="replace")
+    choice = _both(served, "completions", max_tokens=8, logprobs=0)[0]
+    assert "".join(choice["tokens"]) == "日本\ufffd"
 
 
 @pytest.mark.parametrize("prompt", ["Hi there", "é日", "x", [72, 105], [0xE6, 0x97]])

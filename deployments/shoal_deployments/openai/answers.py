@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal.inference.protocol import Output, TokenLogprob
 from shoal.inference.request import Request
 from shoal_deployments.engine_client import EngineFailed, EngineUnavailable
+from shoal_deployments.openai.pieces import Pieces
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,6 +54,9 @@ class Answers:
         self._places = {request.id: place for place, request in enumerate(requests)}
         self._num_choices = requests[0].params.n
         self._unfinished = {request.id: set(range(self._num_choices)) for request in self._requests}
+        has_logprobs = requests[0].params.logprobs is not None
+        num_pieces = len(requests) * self._num_choices if has_logprobs else 0
+        self._pieces = {index: Pieces() for index in range(num_pieces)}
         self._cached = [0] * len(requests)
         self.num_generated = 0
         """Tokens of all choices."""
@@ -93,6 +97,8 @@ class Answers:
             index = place * self._num_choices + output.choice
             if index not in added:
                 added[index] = Choice(index=index, prompt=place)
+            if index in self._pieces:
+                output = replace(output, logprobs=self._pieces[index].take(output))
             added[index].add(output)
             self.num_generated += len(output.token_ids)
             if output.choice == 0:

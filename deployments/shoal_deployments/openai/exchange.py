@@ -23,11 +23,11 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from shoal.errors import ShoalError
+from shoal.errors import ConfigError, Overloaded, ShoalError
 from shoal.inference.protocol import Output
 from shoal.inference.request import Request
 from shoal_deployments.access_log import note_left
-from shoal_deployments.engine_client import EngineBusy, EngineUnavailable
+from shoal_deployments.engine_client import EngineUnavailable
 from shoal_deployments.mailbox import Mailbox
 from shoal_deployments.openai.answers import Answers, Choice
 from shoal_deployments.openai.connection import ClientLeft, while_connected
@@ -113,7 +113,7 @@ class Exchange(Response, Generic[BodyT]):
         try:
             try:
                 await engine.submit(requests, mailbox)
-            except (EngineBusy, EngineUnavailable):
+            except (ConfigError, Overloaded, EngineUnavailable):
                 is_taken = False
                 raise
             yield mailbox

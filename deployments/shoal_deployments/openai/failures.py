@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shoal.errors import ConfigError, ShoalError
-from shoal_deployments.engine_client import EngineBusy, EngineUnavailable
+from shoal.errors import ConfigError, Overloaded, ShoalError
+from shoal_deployments.engine_client import EngineUnavailable
 from shoal_deployments.mailbox import SlowReader
 from shoal_deployments.openai.errors import ApiError, from_config_error, try_later
 
@@ -14,7 +14,7 @@ def api_error(error: ShoalError, retry_after_s: int) -> ApiError:
         return error
     if isinstance(error, ConfigError):
         return from_config_error(error)
-    if isinstance(error, EngineBusy):
+    if isinstance(error, Overloaded):
         return try_later(429, str(error), "queue_full", retry_after_s)
     if isinstance(error, EngineUnavailable):
         return try_later(503, str(error), "engine_unavailable", retry_after_s)

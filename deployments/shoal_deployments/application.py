@@ -1,0 +1,62 @@
+"""The Ray Serve application: HTTP frontends, and engine actors that they share.
+
+    shoal serve ── build_application ──> controller ──┬── frontends (replicas of one deployment)
+    or a RayService: build                            └── engines (actors of that deployment)
+
+The controller starts the engines first, starts a new one wherever one has died, and only then the
+frontends, which find the engines by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import DeploymentActorConfig
+from ray.serve.schema import LoggingConfig
+
+from shoal.config import ServeConfig, serve_config_from_tree
+from shoal_actors.engine import EngineActor
+from shoal_deployments.frontend import Frontend, engine_name
+
+MAX_ONGOING = 1_000_000
+"""No limit at all: how much a frontend takes is its own business, and it refuses at once."""
+
+
+def build(tree: dict[str, Any]) -> serve.Application:
+    """The application for ``import_path`` and ``args`` of a Serve configuration file.
+
+    ``tree`` holds what a file for ``shoal serve`` holds: ``model.path`` and ``serve``.
+    """
+    return build_application(serve_config_from_tree(tree))
+
+
+def build_application(config: ServeConfig) -> serve.Application:
+    """The application that serves ``config``'s model."""
+    settings = config.serve
+    engines = [
+        DeploymentActorConfig(
+            name=engine_name(place),
+            actor_class=ray.remote(EngineActor),
+            init_kwargs={"folder": str(config.folder), "settings": settings},
+            actor_options={"num_cpus": settings.threads, "max_concurrency": 10_000},
+        )
+        for place in range(settings.replicas)
+    ]
+    deployment = serve.deployment(
+        serve.ingress()(Frontend),
+        name="frontend",
+        num_replicas=settings.num_frontends,
+        max_ongoing_requests=MAX_ONGOING,
+        ray_actor_options={"num_cpus": 1},
+        deployment_actors=engines,
+        graceful_shutdown_timeout_s=5.0,
+        logging_config=LoggingConfig(enable_access_log=False),
+    )
+    return deployment.bind(config)
+
+
+def num_cpus(config: ServeConfig) -> int:
+    """CPUs that the application reserves."""
+    return config.serve.replicas * config.serve.threads + config.serve.num_frontends

@@ -1,0 +1,168 @@
+"""The engines behind ``EngineClient``: Ray actors, one link to each, and who waits for what."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import ConfigError, Overloaded, WorkError
+from shoal.inference.protocol import Output
+from shoal.inference.request import Request
+from shoal_actors.engine import EngineLink, LinkState, Load, Router
+from shoal_deployments.engine_client import (
+    EngineFailed,
+    EngineUnavailable,
+    ModelCard,
+    ReplicaHealth,
+    ReplicaStats,
+)
+from shoal_deployments.mailbox import Mailbox
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Held:
+    """A request that somebody waits for."""
+
+    request: Request
+    mailbox: Mailbox
+    place: int
+    """The engine that computes it."""
+    num_missing: int
+    """Choices that have not ended."""
+
+
+class Engines:
+    """An ``EngineClient`` over the engine actors that ``finders`` find."""
+
+    def __init__(self, card: ModelCard, finders: Sequence[Callable[[], Any]]) -> None:
+        self._card = card
+        self._links = [EngineLink(place, find, self) for place, find in enumerate(finders)]
+        limits = card.limits
+        self._router = Router(limits.block_size, limits.num_blocks)
+        self._held: dict[str, _Held] = {}
+
+    def start(self) -> None:
+        """Begin to connect; call on the event loop."""
+        for link in self._links:
+            link.start()
+
+    async def close(self) -> None:
+        """Leave the engines."""
+        for link in self._links:
+            await link.close()
+
+    @property
+    def card(self) -> ModelCard:
+        """The model."""
+        return self._card
+
+    async def submit(self, requests: Sequence[Request], mailbox: Mailbox) -> None:
+        """See ``EngineClient``; the requests of one client go to one engine."""
+        names = self._router.names(requests[0].prompt)
+        loads = [
+            Load(place=link.place, sequences=self._load(link))
+            for link in self._links
+            if link.state is LinkState.UP
+        ]
+        is_full = False
+        for place in self._router.ranked(names, loads):
+            held = self._hold(requests, mailbox, place)
+            try:
+                await self._links[place].submit(requests)
+            except Overloaded:
+                is_full = True
+            except ConfigError:
+                self._release(held)
+                raise
+            except WorkError as error:
+                logger.warning("%s", error)
+            else:
+                self._router.note(names, place)
+                return
+            self._release(held)
+        if is_full:
+            raise Overloaded("The queues of all engines are full.")
+        raise EngineUnavailable("No engine takes requests at the moment.")
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """See ``EngineClient``."""
+        by_place: dict[int, list[str]] = {}
+        for request_id in request_ids:
+            held = self._held.pop(request_id, None)
+            if held is not None:
+                by_place.setdefault(held.place, []).append(request_id)
+        for place, ids in by_place.items():
+            self._links[place].abort(ids)
+
+    async def stats(self) -> Sequence[ReplicaStats]:
+        """See ``EngineClient``."""
+        found = []
+        for link in self._links:
+            pulse = await link.fresh_pulse()
+            if pulse is not None and link.facts is not None:
+                found.append(
+                    ReplicaStats(
+                        replica=str(link.place),
+                        stats=pulse.stats,
+                        certificate=link.facts.certificate,
+                    )
+                )
+        if not found:
+            raise EngineUnavailable("No engine answers.")
+        return found
+
+    async def health(self) -> Sequence[ReplicaHealth]:
+        """See ``EngineClient``."""
+        return [
+            ReplicaHealth(
+                replica=str(link.place),
+                progresses=link.state is LinkState.UP,
+                detail="" if link.state is LinkState.UP else f"The engine is {link.state.value}.",
+            )
+            for link in self._links
+        ]
+
+    def on_outputs(self, place: int, outputs: Sequence[Output]) -> None:
+        """Hand the outputs of a step to those who wait for them."""
+        by_mailbox: dict[Mailbox, list[Output]] = {}
+        for output in outputs:
+            held = self._held.get(output.request_id)
+            if held is None or held.place != place:
+                continue  # aborted meanwhile
+            by_mailbox.setdefault(held.mailbox, []).append(output)
+            held.num_missing -= output.finish_reason is not None
+            if held.num_missing == 0:
+                del self._held[output.request_id]
+        for mailbox, some in by_mailbox.items():
+            mailbox.put(some)
+
+    def on_lost(self, place: int, reason: str) -> None:
+        """End what was under way there."""
+        self._router.forget(place)
+        error = EngineFailed("The engine that computed the answer was lost.")
+        for held in [each for each in self._held.values() if each.place == place]:
+            held.mailbox.fail(error)
+            self._release([held])
+
+    def _hold(self, requests: Sequence[Request], mailbox: Mailbox, place: int) -> list[_Held]:
+        held = [
+            _Held(request=request, mailbox=mailbox, place=place, num_missing=request.params.n)
+            for request in requests
+        ]
+        self._held.update({each.request.id: each for each in held})
+        return held
+
+    def _release(self, held: Sequence[_Held]) -> None:
+        for each in held:
+            self._held.pop(each.request.id, None)
+
+    def _load(self, link: EngineLink) -> int:
+        """Choices under way there: ours by our own books, all others' by its last pulse."""
+        own = sum(held.num_missing for held in self._held.values() if held.place == link.place)
+        pulse = link.pulse
+        reported = 0 if pulse is None else pulse.stats.running + pulse.stats.waiting
+        return max(own, reported)
