@@ -1,0 +1,42 @@
+"""Settings of serving that contradict each other are refused by key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.config import ServeSettings, config_from_tree
+from shoal.errors import ConfigError
+
+TREE: dict[str, Any] = {
+    "model": {"path": "m"},
+    "data": {"sources": [{"path": "d"}]},
+    "train": {"steps": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("serve", "message"),
+    [
+        ({"kv": {"tokens": 63}}, "serve.kv.tokens = 63: one block alone holds 64 tokens"),
+        (
+            {"kv": {"tokens": 640}, "limits": {"prompt_tokens": 640}},
+            "serve.limits.prompt_tokens = 640: the cache holds 640 tokens",
+        ),
+        ({"port": 65536}, "serve.port = 65536: must be at most 65535"),
+        ({"limits": {"request": 5}}, "Did you mean serve.limits.requests"),
+        ({"auth": {"keys": ["secret"]}}, "serve.auth.keys"),
+        ({"journal": {"when_full": "block"}}, "Use one of drop, refuse"),
+    ],
+)
+def test_what_cannot_work_is_named(serve: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_tree(TREE | {"serve": serve})
+    assert message in str(caught.value)
+
+
+def test_there_is_a_frontend_for_each_replica() -> None:
+    assert ServeSettings(replicas=3).num_frontends == 3
+    assert ServeSettings(replicas=3, frontends=1).num_frontends == 1
+    assert config_from_tree(TREE).serve == ServeSettings()
