@@ -31,7 +31,9 @@ def _needs_a_checkout() -> None:
 
 def test_no_source_file_outgrows_one_noun() -> None:
     lengths = {
-        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in _tracked("*.py")
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for path in _tracked("platform", "actors", "deployments")
+        if path.suffix == ".py"
     }
     assert lengths
     longer = {path: lines for path, lines in lengths.items() if lines > LONGEST_FILE}
