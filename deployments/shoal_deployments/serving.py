@@ -6,7 +6,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ray import serve
@@ -36,13 +36,18 @@ def run(config: ServeConfig) -> int:
     ApiKeys.read(config.serve.auth)
     port = _free_port(config.serve.host, config.serve.port)
     log = Path(tempfile.mkdtemp(prefix="shoal-serve-")) / "driver.log"
-    with sigterm_raises(), divert_output(log) as console:
-        try:
-            with open_cluster(num_cpus=num_cpus(config)), sigterm_raises(), _serving(config, port):
-                _introduce(console, config, port)
-                _watch()
-        except (KeyboardInterrupt, Terminated):
-            return 0
+    # Being told to end is how serving ends well.
+    with (
+        suppress(KeyboardInterrupt, Terminated),
+        sigterm_raises(),
+        divert_output(log) as console,
+        open_cluster(num_cpus=num_cpus(config)),
+        sigterm_raises(),  # a second time: Ray's core has put a handler of its own in place
+        _serving(config, port),
+    ):
+        _introduce(console, config, port)
+        _watch()
+    return 0
 
 
 @contextmanager
@@ -101,9 +106,9 @@ def _free_port(host: str, port: int) -> int:
             listener.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                "serve.port" if isinstance(error, OSError) else "serve.host",
+                "serve.port",
                 port,
-                f"{host} cannot be listened on there: {error.strerror}",
+                f"no server can listen there on {host}: {error.strerror}",
                 "Choose another port, or 0 for a free one",
             ) from error
         return int(listener.getsockname()[1])

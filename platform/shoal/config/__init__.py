@@ -17,6 +17,11 @@ from shoal.config.serve import (
     LimitSettings,
     ServeSettings,
 )
+from shoal.config.serve_config import (
+    ServeConfig,
+    load_serve_config,
+    serve_config_from_tree,
+)
 from shoal.config.sharding import AxisLevels, Level, ShardingSettings
 from shoal.config.train import TrainSettings
 from shoal.config.tree import Config
@@ -39,6 +44,7 @@ __all__ = [
     "PrecisionSettings",
     "RunSettings",
     "ScheduleSettings",
+    "ServeConfig",
     "ServeSettings",
     "ShardingSettings",
     "SourceSettings",
@@ -46,4 +52,6 @@ __all__ = [
     "config_from_tree",
     "dump_config",
     "load_config",
+    "load_serve_config",
+    "serve_config_from_tree",
 ]

@@ -23,7 +23,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: for a file that cannot be read or is no mapping, and for every wrong key and
             value in it, all in one message.
     """
-    tree = _read_tree(path)
+    tree = read_tree(path)
     apply_overrides(tree, overrides)
     return config_from_tree(tree)
 
@@ -45,7 +45,8 @@ def dump_config(config: Config) -> str:
     return write_yaml(config.model_dump(mode="json"))
 
 
-def _read_tree(path: Path) -> dict[str, Any]:
+def read_tree(path: Path) -> dict[str, Any]:
+    """The plain values in the YAML file at ``path``; ConfigError where it holds no mapping."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:

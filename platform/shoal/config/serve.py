@@ -143,6 +143,10 @@ class ServeSettings(Section):
     threads: int = Field(default=1, ge=1)
     """CPU threads of each replica."""
 
+    stall_s: float = Field(default=60.0, gt=0)
+    """Seconds that one step of an engine may take before its process is ended and another started.
+    """
+
     kv: KVSettings = KVSettings()
     """The paged cache of keys and values of each replica."""
 

@@ -70,8 +70,8 @@ class Engine:
         """Sizes and counters at this moment."""
         return self.scheduler.stats()
 
-    def add(self, request: Request) -> None:
-        """Queue ``request``, unless its id was aborted before.
+    def add(self, request: Request) -> bool:
+        """Queue ``request``, unless its id was aborted before: then it is dropped, and False.
 
         Raises ConfigError for one that can never be served and Overloaded for one that finds the
         queue full.
@@ -80,9 +80,12 @@ class Engine:
             raise ConfigError(
                 "stop", request.params.stop, "this model has no tokenizer", "Use stop_token_ids"
             )
-        for sequence in self.scheduler.add(request):
-            if not sequence.is_finished:
-                self._choices[sequence] = Choice(sequence, self._texts)
+        sequences = self.scheduler.add(request)
+        if sequences[0].is_finished:
+            return False
+        for sequence in sequences:
+            self._choices[sequence] = Choice(sequence, self._texts)
+        return True
 
     def abort(self, request_id: str) -> int:
         """End what is left of a request at once, in any state; gives how many choices that were.

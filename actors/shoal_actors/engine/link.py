@@ -1,0 +1,184 @@
+"""A frontend's connection to one engine actor: made, kept, lost and made again.
+
+STARTING ──> UP <──> SILENT
+    │         │         │          SILENT: connected, but no pulse for a while
+    └───────> DOWN <────┘          DOWN: the stream has ended; another is tried
+               └──> UP
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import RayError
+
+from shoal.errors import ShoalError, WorkError
+from shoal.inference.protocol import Output, Submission
+from shoal.inference.request import Request
+from shoal_actors.engine.pulse import EngineFacts, Pulse
+
+logger = logging.getLogger(__name__)
+
+RENEW_S = 1.0
+SILENT_S = 3.0
+"""Age of the last pulse from which on an engine does not count as up."""
+_RETRY_S = 0.5
+_CONNECT_S = 10.0
+
+
+class LinkState(enum.Enum):
+    """See the module's picture."""
+
+    STARTING = "starting"
+    UP = "up"
+    SILENT = "silent"
+    DOWN = "down"
+
+
+class LinkOwner(Protocol):
+    """Who is told what arrives; on the event loop."""
+
+    def on_outputs(self, place: int, outputs: Sequence[Output]) -> None:
+        """A step of the engine at ``place`` gave these."""
+        ...
+
+    def on_lost(self, place: int, reason: str) -> None:
+        """Nothing more comes for what was submitted there."""
+        ...
+
+
+class EngineLink:
+    """The engine at ``place``; ``find`` gives its actor's handle, in a thread, or ValueError."""
+
+    def __init__(self, place: int, find: Callable[[], Any], owner: LinkOwner) -> None:
+        self.place = place
+        self.facts: EngineFacts | None = None
+        """What it said of itself when it last connected."""
+        self.pulse: Pulse | None = None
+        """What it last said of itself."""
+        self._find = find
+        self._owner = owner
+        self._actor: Any = None
+        self._frontend = ""
+        self._heard = 0.0
+        self._has_been_up = False
+        self._aborts: list[str] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._task = asyncio.create_task(self._keep(), name=f"engine link {self.place}")
+
+    async def close(self) -> None:
+        """Leave: what is under way there is given up."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def state(self) -> LinkState:
+        """Whether it takes requests."""
+        if self._actor is not None:
+            is_heard = time.monotonic() - self._heard < SILENT_S
+            return LinkState.UP if is_heard else LinkState.SILENT
+        return LinkState.DOWN if self._has_been_up else LinkState.STARTING
+
+    async def submit(self, requests: Sequence[Request]) -> None:
+        """Hand over all of ``requests``, or none.
+
+        Raises ConfigError or Overloaded as the engine does, WorkError where it is lost.
+        """
+        if self._actor is None:
+            raise WorkError(f"Engine {self.place} is not connected.")
+        submissions = [Submission(request=each, frontend=self._frontend) for each in requests]
+        try:
+            refusal: ShoalError | None = await self._actor.submit.remote(submissions)
+        except RayError as error:
+            raise WorkError(f"Engine {self.place} was lost: {_short(error)}") from error
+        if refusal is not None:
+            raise refusal
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Give up requests; those of one turn of the event loop go in one call."""
+        if not self._aborts:
+            asyncio.get_running_loop().call_soon(self._send_aborts)
+        self._aborts.extend(request_ids)
+
+    async def fresh_pulse(self) -> Pulse | None:
+        """What the engine says now; None where it cannot be asked."""
+        actor = self._actor
+        if actor is None:
+            return None
+        try:
+            self.pulse = await actor.pulse.remote()
+        except RayError:
+            return None
+        return self.pulse
+
+    def _send_aborts(self) -> None:
+        ids, self._aborts = self._aborts, []
+        if self._actor is not None:  # an engine that is lost has given them up already
+            self._actor.abort.remote(ids)
+
+    async def _keep(self) -> None:
+        while True:
+            reason = "it closed the stream"
+            try:
+                await self._connect()
+            except (RayError, ValueError, TimeoutError) as error:
+                reason = _short(error)
+            finally:
+                was_up, self._actor = self._actor is not None, None
+                if was_up:
+                    logger.warning("engine %d was lost: %s", self.place, reason)
+                    self._owner.on_lost(self.place, reason)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _connect(self) -> None:
+        """Connect and read until the stream ends or breaks."""
+        actor = await asyncio.to_thread(self._find)
+        async with asyncio.timeout(_CONNECT_S):
+            self.facts = await actor.facts.remote()
+        self._frontend = uuid.uuid4().hex
+        stream = actor.outputs.options(num_returns="streaming").remote(self._frontend)
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await (await anext(stream))
+            self.pulse = await actor.pulse.remote()
+            self._heard = time.monotonic()
+            self._actor, self._has_been_up = actor, True
+            renewing = asyncio.create_task(self._renew(actor))
+            try:
+                async for item in stream:
+                    self._owner.on_outputs(self.place, await item)
+            finally:
+                renewing.cancel()
+        finally:
+            # Ray cancels no stream by itself when its reader goes.
+            ray.cancel(stream)
+
+    async def _renew(self, actor: Any) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(SILENT_S):
+                    pulse: Pulse | None = await actor.renew.remote(self._frontend)
+            except TimeoutError:
+                continue
+            except RayError:  # the stream breaks as well, and says so
+                return
+            if pulse is not None:
+                self.pulse = pulse
+                self._heard = time.monotonic()
+            await asyncio.sleep(RENEW_S)
+
+
+def _short(error: BaseException) -> str:
+    """The first line of Ray's long messages."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

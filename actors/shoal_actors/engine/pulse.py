@@ -1,0 +1,34 @@
+"""What an engine actor says of itself: plain values that cross processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.inference.limits import Limits
+from shoal.inference.protocol import Stats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineFacts:
+    """What does not change while the engine lives."""
+
+    limits: Limits
+    """Which requests it takes."""
+
+    fingerprint: str
+    """Hash of its kernels' results: engines with the same one give the same bits."""
+
+    certificate: Mapping[str, Any]
+    """What was proven of its kernels when it loaded; plain JSON values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pulse:
+    """An engine at a moment."""
+
+    stats: Stats
+
+    busy_s: float
+    """How long the step under way has taken; 0 between steps and while there is no work."""

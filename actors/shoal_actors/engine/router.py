@@ -1,0 +1,83 @@
+"""Which engine takes a request: the one that has computed how its prompt begins, unless it is busy.
+
+    score = share of the prompt's blocks that the engine has seen
+            - weight * (load - mean load) / max(1, mean load)
+
+The highest score wins, among equals the lower load, then the lower place. A prompt that nobody has
+seen goes to the least loaded.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal.inference.hashing import block_hashes, root_hash
+
+LOAD_WEIGHT = 1.0
+
+_ROOT = root_hash(0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """One engine that takes requests."""
+
+    place: int
+    """Which one it is."""
+
+    sequences: int
+    """Choices that it has under way or in its queue."""
+
+
+class Router:
+    """Remembers, for each engine, the ``capacity`` prompt blocks that it was last sent."""
+
+    def __init__(self, block_size: int, capacity: int) -> None:
+        self._block_size = block_size
+        self._capacity = capacity
+        self._seen: dict[int, OrderedDict[bytes, None]] = {}
+
+    def names(self, prompt: Sequence[int]) -> list[bytes]:
+        """Names of the blocks of ``prompt`` that an engine may share.
+
+        The last token is always computed, so a block that it completes is not among them.
+        """
+        return block_hashes(prompt[:-1], self._block_size, _ROOT)
+
+    def ranked(self, names: Sequence[bytes], loads: Sequence[Load]) -> list[int]:
+        """Places of all ``loads``, the best first."""
+        mean = sum(load.sequences for load in loads) / max(1, len(loads))
+        depths = {load.place: self._depth(names, load.place) for load in loads}
+        has_match = any(depths.values())
+
+        def key(load: Load) -> tuple[float, int, int]:
+            if not has_match:
+                return (0.0, load.sequences, load.place)
+            excess = (load.sequences - mean) / max(1.0, mean)
+            score = depths[load.place] / len(names) - LOAD_WEIGHT * excess
+            return (-score, load.sequences, load.place)
+
+        return [load.place for load in sorted(loads, key=key)]
+
+    def note(self, names: Sequence[bytes], place: int) -> None:
+        """Remember that the engine at ``place`` was sent these blocks."""
+        seen = self._seen.setdefault(place, OrderedDict())
+        # The first blocks last, to be forgotten last: without them the rest is of no use.
+        for name in reversed(names):
+            seen[name] = None
+            seen.move_to_end(name)
+        while len(seen) > self._capacity:
+            seen.popitem(last=False)
+
+    def forget(self, place: int) -> None:
+        """The engine at ``place`` starts anew."""
+        self._seen.pop(place, None)
+
+    def _depth(self, names: Sequence[bytes], place: int) -> int:
+        seen: Mapping[bytes, None] = self._seen.get(place, OrderedDict())
+        for depth, name in enumerate(names):
+            if name not in seen:
+                return depth
+        return len(names)

@@ -1,0 +1,27 @@
+"""``shoal serve``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.options import Overrides
+from shoal.cli.upward import resolve
+from shoal.config import load_serve_config
+
+
+def serve(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL_OR_CONFIG",
+            help="Folder of a Hugging Face model, or a YAML file with model.path and serve.",
+        ),
+    ],
+    overrides: Overrides = None,
+) -> None:
+    """Serve a model under OpenAI's paths; starts a local Ray where no cluster is given."""
+    config = load_serve_config(model, list(overrides or ()))
+    raise typer.Exit(resolve("shoal_deployments.serving:run")(config))
