@@ -124,16 +124,17 @@ def test_prompt_scores_are_computed_over_a_cached_prefix() -> None:
 
 
 def test_scores_that_were_handed_out_are_not_computed_again() -> None:
-    world = World(limits=limits(num_blocks=6, max_step_tokens=4, max_running=2))
-    world.add(request("first", 0, max_tokens=11))
-    world.add(request("scores", *[1, 2, 3, 0, 1, 2], max_tokens=1, prompt_logprobs=0))
-    world.step()
-    world.scheduler.replace_weights()  # preempts, as want of blocks would
-    world.model.generation += 1
+    world = World(limits=limits(block_size=1, num_blocks=10, max_step_tokens=2, max_running=2))
+    world.add(request("first", 0, max_tokens=6))
+    prompt = (1, 2, 3, 0, 1, 2, 3)
+    (scores,) = world.add(request("scores", *prompt, max_tokens=1, prompt_logprobs=0))
+    while scores.num_preemptions == 0:
+        world.step()
+    assert world.scored["scores"] == [0, 1, 2]
     world.drain()
-    (sequence,) = world.live["scores"]
-    assert sequence.num_preemptions == 1
-    assert world.scored["scores"] == [0, 1, 2, 3, 4]
+    assert world.scored["scores"] == [0, 1, 2, 3, 4, 5]
+    starts = [entry[2] for step in world.trace for entry in step if entry[0] == "scores"]
+    assert starts == [0, 1, 2, 3, 5]
 
 
 def test_a_request_of_no_tokens_scores_its_prompt_and_ends() -> None:
@@ -171,6 +172,17 @@ def test_the_last_in_the_order_gives_up_its_blocks_and_its_place_is_kept() -> No
     world.add(request("third", 1, max_tokens=1))
     assert _order(world) == ["first", "second", "third"]
     assert _answers(world, "second") == [_expected(world, 3, 2, 1, count=8)]
+
+
+def test_a_block_is_kept_for_each_that_runs() -> None:
+    world = World(limits=limits(num_blocks=4, max_running=2))
+    world.add(request("first", 0, 1, 2, max_tokens=5))
+    (second,) = world.add(request("second", 3, 2, 1, max_tokens=4))
+    world.step()
+    # Two blocks are free, but one of them is what the first will ask for next.
+    assert second.state is State.WAITING
+    world.drain()
+    assert world.scheduler.stats().preempted == 0
 
 
 @pytest.mark.parametrize(

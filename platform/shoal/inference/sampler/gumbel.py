@@ -23,6 +23,7 @@ least 2^k / 2^32, g is at most (32 - k) ln 2, as -log(u) > 1 - u. That changes n
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def philox(counters: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32]) -> Non
 def _draw(
     logits: Floats, largest: int, temperature: np.float32, stream: npt.NDArray[np.uint32]
 ) -> Any:
-    """Entry drawn from the whole row; ``stream`` is choice, position and the two words of key."""
+    """Entry drawn from the whole row; ``stream`` as ``Stream.words``."""
     vocab_size = logits.shape[0]
     scores = np.empty(_TILE, np.float32)
     words = np.empty(_TILE, np.uint32)
@@ -139,23 +140,37 @@ def _draw_among(
     return drawn
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stream:
+    """Which random numbers a draw takes."""
+
+    seed: int
+    """In [0, 2^64)."""
+
+    choice: int
+    """In [0, 2^32)."""
+
+    position: int
+    """Absolute position of the token to be drawn, in [0, 2^32)."""
+
+    @property
+    def words(self) -> npt.NDArray[np.uint32]:
+        """Choice, position and the two words of the key."""
+        seed = self.seed
+        return np.array(
+            [self.choice, self.position, seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32
+        )
+
+
 def draw(
-    logits: Floats,
-    largest: int,
-    *,
-    temperature: float,
-    seed: int,
-    choice: int,
-    position: int,
-    ids: Ids | None = None,
+    logits: Floats, largest: int, stream: Stream, *, temperature: float, ids: Ids | None = None
 ) -> int:
     """Draw an entry of ``logits`` ``[V]``, or one of ``ids``.
 
-    ``largest`` is the entry with the largest logit, which is finite; others may be -inf, NaN may
-    none. ``temperature`` is above 0, ``seed`` below 2^63, ``choice`` and ``position`` below 2^32.
+    ``largest`` is the entry with the largest logit, which is finite; others may be -inf, none may
+    be NaN. ``temperature`` is above 0.
     """
-    stream = np.array([choice, position, seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32)
     divisor = np.float32(temperature)
     if ids is None:
-        return int(_draw(logits, largest, divisor, stream))
-    return int(_draw_among(logits, ids, largest, divisor, stream))
+        return int(_draw(logits, largest, divisor, stream.words))
+    return int(_draw_among(logits, ids, largest, divisor, stream.words))

@@ -10,7 +10,7 @@ import torch
 
 from shoal.inference.sampler.adjustments import adjusted
 from shoal.inference.sampler.filters import kept, likeliest
-from shoal.inference.sampler.gumbel import draw
+from shoal.inference.sampler.gumbel import Stream, draw
 from shoal.inference.sampler.row import Row, Sampled, Scored
 from shoal.ops.fixed.softmax import log_normalizer
 
@@ -65,13 +65,14 @@ class Sampler:
                 return None
         if row.params.is_greedy:
             return largest
+        stream = Stream(
+            seed=row.seed, choice=row.choice, position=len(row.prompt) + len(row.generated)
+        )
         return draw(
             wished,
             largest,
+            stream,
             temperature=row.params.temperature,
-            seed=row.seed,
-            choice=row.choice,
-            position=len(row.prompt) + len(row.generated),
             ids=kept(wished, largest, row.params),
         )
 
