@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,17 +39,32 @@ class _Held:
 class Engines:
     """An ``EngineClient`` over the engine actors that ``finders`` find."""
 
-    def __init__(self, card: ModelCard, finders: Sequence[Callable[[], Any]]) -> None:
-        self._card = card
+    def __init__(self, name: str, created: int, finders: Sequence[Callable[[], Any]]) -> None:
+        self._name = name
+        self._created = created
         self._links = [EngineLink(place, find, self) for place, find in enumerate(finders)]
-        limits = card.limits
-        self._router = Router(limits.block_size, limits.num_blocks)
         self._held: dict[str, _Held] = {}
+        self._card: ModelCard | None = None
+        self._router = Router()
 
-    def start(self) -> None:
-        """Begin to connect; call on the event loop."""
-        for link in self._links:
+    @classmethod
+    async def connect(
+        cls, finders: Sequence[Callable[[], Any]], *, name: str, created: int, timeout_s: float
+    ) -> Engines:
+        """Connect to all engines; EngineUnavailable where one does not answer in time."""
+        engines = cls(name, created, finders)
+        for link in engines._links:
             link.start()
+        try:
+            async with asyncio.timeout(timeout_s):
+                for link in engines._links:
+                    await link.connected.wait()
+        except TimeoutError:
+            await engines.close()
+            problem = f"Not all engines answered within {timeout_s:g} seconds."
+            raise EngineUnavailable(problem) from None
+        engines._make_card()
+        return engines
 
     async def close(self) -> None:
         """Leave the engines."""
@@ -57,12 +73,13 @@ class Engines:
 
     @property
     def card(self) -> ModelCard:
-        """The model."""
+        """The model; the fingerprint is unset where the engines' differ."""
+        assert self._card is not None, "connect makes it"
         return self._card
 
     async def submit(self, requests: Sequence[Request], mailbox: Mailbox) -> None:
         """See ``EngineClient``; the requests of one client go to one engine."""
-        names = self._router.names(requests[0].prompt)
+        names = self._router.names(requests[0].prompt, self.card.limits.block_size)
         loads = [
             Load(place=link.place, sequences=self._load(link))
             for link in self._links
@@ -147,6 +164,17 @@ class Engines:
         for held in [each for each in self._held.values() if each.place == place]:
             held.mailbox.fail(error)
             self._release([held])
+
+    def _make_card(self) -> None:
+        facts = [link.facts for link in self._links if link.facts is not None]
+        fingerprints = {each.fingerprint for each in facts}
+        self._card = ModelCard(
+            name=self._name,
+            created=self._created,
+            # What the one with the least memory takes, any of them does.
+            limits=min((each.limits for each in facts), key=lambda limits: limits.num_blocks),
+            fingerprint=fingerprints.pop() if len(fingerprints) == 1 else None,
+        )
 
     def _hold(self, requests: Sequence[Request], mailbox: Mailbox, place: int) -> list[_Held]:
         held = [

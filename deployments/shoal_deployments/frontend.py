@@ -10,10 +10,12 @@ from fastapi import FastAPI
 from ray import serve
 
 from shoal.config import ServeConfig
-from shoal.inference.loading import limits_of, served_tokenizer
+from shoal.inference.loading import served_tokenizer
 from shoal_deployments.app import build_app
-from shoal_deployments.engine_client import ModelCard
 from shoal_deployments.engines import Engines
+
+CONNECT_TIMEOUT_S = 60.0
+"""What engines that are ready may take to answer for the first time."""
 
 
 def engine_name(place: int) -> str:
@@ -27,23 +29,22 @@ class Frontend:
     def __init__(self, config: ServeConfig) -> None:
         log_to_stderr()
         self._config = config
-        folder = config.folder
-        self._tokenizer = served_tokenizer(folder)
-        card = ModelCard(
-            name=config.served_name,
-            created=int((folder / "config.json").stat().st_mtime),
-            limits=limits_of(folder, config.serve),
-        )
+        self._tokenizer = served_tokenizer(config.folder)
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Ray Serve on the event loop that serves requests, once the engines are up."""
+        config = self._config
         finders = [
             partial(serve.get_deployment_actor, engine_name(place))
             for place in range(config.serve.replicas)
         ]
-        self._engines = Engines(card, finders)
-
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        """Called by Ray Serve on the event loop that serves requests."""
-        self._engines.start()
-        return build_app(self._engines, self._tokenizer, self._config.serve)
+        engines = await Engines.connect(
+            finders,
+            name=config.served_name,
+            created=int((config.folder / "config.json").stat().st_mtime),
+            timeout_s=CONNECT_TIMEOUT_S,
+        )
+        return build_app(engines, self._tokenizer, config.serve)
 
 
 def log_to_stderr() -> None:

@@ -63,12 +63,13 @@ class EngineLink:
         """What it said of itself when it last connected."""
         self.pulse: Pulse | None = None
         """What it last said of itself."""
+        self.connected = asyncio.Event()
+        """Set once it was up for the first time."""
         self._find = find
         self._owner = owner
         self._actor: Any = None
         self._frontend = ""
         self._heard = 0.0
-        self._has_been_up = False
         self._aborts: list[str] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -88,7 +89,7 @@ class EngineLink:
         if self._actor is not None:
             is_heard = time.monotonic() - self._heard < SILENT_S
             return LinkState.UP if is_heard else LinkState.SILENT
-        return LinkState.DOWN if self._has_been_up else LinkState.STARTING
+        return LinkState.DOWN if self.connected.is_set() else LinkState.STARTING
 
     async def submit(self, requests: Sequence[Request]) -> None:
         """Hand over all of ``requests``, or none.
@@ -153,7 +154,8 @@ class EngineLink:
                 await (await anext(stream))
             self.pulse = await actor.pulse.remote()
             self._heard = time.monotonic()
-            self._actor, self._has_been_up = actor, True
+            self._actor = actor
+            self.connected.set()
             renewing = asyncio.create_task(self._renew(actor))
             try:
                 async for item in stream:

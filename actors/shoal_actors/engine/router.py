@@ -34,17 +34,16 @@ class Load:
 class Router:
     """Remembers, for each engine, the ``capacity`` prompt blocks that it was last sent."""
 
-    def __init__(self, block_size: int, capacity: int) -> None:
-        self._block_size = block_size
+    def __init__(self, capacity: int = 65_536) -> None:
         self._capacity = capacity
         self._seen: dict[int, OrderedDict[bytes, None]] = {}
 
-    def names(self, prompt: Sequence[int]) -> list[bytes]:
-        """Names of the blocks of ``prompt`` that an engine may share.
+    def names(self, prompt: Sequence[int], block_size: int) -> list[bytes]:
+        """Names of the blocks, of ``block_size`` tokens, of ``prompt`` that an engine may share.
 
         The last token is always computed, so a block that it completes is not among them.
         """
-        return block_hashes(prompt[:-1], self._block_size, _ROOT)
+        return block_hashes(prompt[:-1], block_size, _ROOT)
 
     def ranked(self, names: Sequence[bytes], loads: Sequence[Load]) -> list[int]:
         """Places of all ``loads``, the best first."""
