@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ray
+from ray.exceptions import RayError
 
 import shoal
 import shoal_actors
@@ -133,7 +134,7 @@ def _connect(address: str) -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-    except (ConnectionError, ValueError) as error:
+    except (ConnectionError, ValueError, RayError) as error:  # the last for a wrong token
         raise ConfigError("RAY_ADDRESS", address, str(error), _REMEDY) from error
 
 

@@ -8,6 +8,8 @@ lock the folder ─ Ray ─ plan, refusals ─ tokenize ─ gang of workers ─ 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,22 +60,35 @@ def run(config: Config) -> int:
         check_resume(folder.checkpoints, config.checkpoint.resume)
         logs = folder.path / LOGS_FOLDER
         logs.mkdir(exist_ok=True)
-        with divert_output(logs / "driver.log") as console:
-            try:
-                result = _train(config, console)
-            except ConfigError as error:
-                append_event(folder.path, EventKind.REFUSAL, message=str(error))
-                raise
-            except Terminated:
-                raise EndedEarly(
-                    "Stopped by SIGTERM; the same command goes on from the last checkpoint."
-                ) from None
+        with divert_output(logs / "driver.log") as console, _endings_noted(folder.path):
+            result = _train(config, console)
     if result.is_out_of_data:
         raise EndedEarly(
             f"The data ended after step {result.step} of {result.num_steps}"
             f" (data.epochs = {config.data.epochs}); {result.checkpoint} holds that step."
         )
     return 0
+
+
+@contextmanager
+def _endings_noted(folder: Path) -> Iterator[None]:
+    """Note how a run ended other than by itself, and let SIGTERM count as ended early."""
+    try:
+        yield
+    except ConfigError as error:
+        append_event(folder, EventKind.REFUSAL, message=str(error))
+        raise
+    except WorkError as error:
+        append_event(folder, EventKind.END, error=str(error))
+        raise
+    except KeyboardInterrupt:
+        append_event(folder, EventKind.END, stopped_by="SIGINT")
+        raise
+    except Terminated:
+        append_event(folder, EventKind.END, stopped_by="SIGTERM")
+        raise EndedEarly(
+            "Stopped by SIGTERM; the same command goes on from the last checkpoint."
+        ) from None
 
 
 def _folder(config: Config) -> RunFolder:
@@ -109,7 +124,10 @@ def _train(config: Config, console: Console) -> TrainResult:
         )
         job.sampler()  # refuses too little data
         (folder.path / CONFIG_FILE).write_text(dump_config(config), encoding="utf-8")
-        return _supervise(job, gang, console)
+        result = _supervise(job, gang, console)
+    if not result.is_out_of_data:
+        console.print(f"Done: {result.checkpoint}", markup=False, highlight=False, soft_wrap=True)
+    return result
 
 
 def _introduce(console: Console, config: Config, plan: Plan, cluster: Cluster) -> None:

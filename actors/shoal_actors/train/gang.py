@@ -157,7 +157,8 @@ def run_gang(
     ``function`` reports its errors by ``RankFailed``. ``folder`` is on storage that all nodes
     share; Ray keeps its notes there. ``on_failure`` is called in another process of this machine.
 
-    Raises RunFailed with the cause when no further attempt is made, and ConfigError where a worker
+    Raises RunFailed with the cause when no further attempt is made, another WorkError where Ray
+    itself fails, and ConfigError where a worker
     refused the user's input. KeyboardInterrupt and Terminated pass through, with the workers
     killed.
     """
@@ -187,6 +188,8 @@ def run_gang(
         value: Value = trainer.fit().return_value
     except TrainingFailedError as error:
         raise _ending(error) from None
+    except RayError as error:
+        raise WorkError(f"The run's controller or its Ray cluster was lost: {error}") from error
     except (KeyboardInterrupt, Terminated):
         trainer.abort()
         raise
@@ -194,7 +197,10 @@ def run_gang(
 
 
 def _worker_environment(gang: Gang) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(gang.threads), "MKL_NUM_THREADS": str(gang.threads)}
+    environment = {"OMP_NUM_THREADS": str(gang.threads), "MKL_NUM_THREADS": str(gang.threads)}
+    if gang.device == "cuda":
+        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS is deterministic only then
+    return environment
 
 
 def _ending(error: TrainingFailedError) -> Exception:

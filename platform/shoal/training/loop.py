@@ -105,7 +105,7 @@ class _Run:
         every = self.job.config.checkpoint.every
         with self._metrics(step) as metrics:
             for ids in self._ids(step):
-                result = self.stepper.step(step, list(self._microbatches(ids)))
+                result = self.stepper.step(step, self._microbatches(ids))
                 step = result.step
                 if metrics is not None:
                     metrics.write(result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 
@@ -41,14 +41,16 @@ class Stepper:
         experts = model.config.experts
         self._coefficient = experts.balance_coefficient if experts is not None else 0.0
 
-    def step(self, done: int, batches: Sequence[Batch]) -> StepMetrics:
+    def step(self, done: int, microbatches: Iterable[Batch]) -> StepMetrics:
         """Update the weights by this rank's microbatches and everyone's; every rank calls it.
 
-        ``done`` counts the steps before this one. Raises WorkError, on every rank and before any
-        weight changes, where the loss or the gradient is not finite.
+        ``done`` counts the steps before this one; there is at least one microbatch, and all are
+        read first, to count their labels. Raises WorkError, on every rank and before any weight
+        changes, where the loss or the gradient is not finite.
         """
         start = time.perf_counter()
         device = self._context.device
+        batches = list(microbatches)
         weights = StepWeights.count(batches, coefficient=self._coefficient, device=device)
         outputs = [
             self._forward_backward(batch.to(device), weights, is_last=batch is batches[-1])
