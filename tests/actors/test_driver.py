@@ -71,7 +71,7 @@ def test_what_the_cluster_cannot_place_is_refused(tmp_path: Path, ray_session: C
 
 def test_a_missing_source_is_refused(tmp_path: Path, ray_session: Cluster) -> None:
     config = make_config(tmp_path)
-    with pytest.raises(ConfigError, match=r"data\.sources\[0\]\.path"):
+    with pytest.raises(ConfigError, match=r"data\.sources\.0\.path"):
         run(config)
 
 

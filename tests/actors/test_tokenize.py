@@ -60,5 +60,5 @@ def test_the_first_mistake_is_raised_as_it_is(tmp_path: Path, ray_session: Clust
             run_shards=RayDataRunner(workers=2),
             shard_bytes=SHARD_BYTES,
         )
-    assert refusal.value.field == "data.sources[0].text_key"
+    assert refusal.value.field == "data.sources.0.text_key"
     assert not list((tmp_path / "cache").iterdir())

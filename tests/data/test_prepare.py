@@ -166,7 +166,7 @@ def test_nothing_to_learn_is_refused(
     cache = tmp_path / "cache"
     with pytest.raises(ConfigError, match=problem) as refusal:
         prepare(_settings(tmp_path / "good.txt", tmp_path / name), BYTES, cache)
-    assert refusal.value.field == "data.sources[1].path"
+    assert refusal.value.field == "data.sources.1.path"
     assert prepare(_settings(tmp_path / "good.txt"), BYTES, cache).num_labels == 4
 
 
@@ -175,7 +175,7 @@ def test_a_mistake_in_the_last_source_is_found_before_work_starts(tmp_path: Path
     (tmp_path / "b.jsonl").write_text('{"txt": "bad"}')
     with pytest.raises(ConfigError, match="'txt'") as refusal:
         prepare(_settings(tmp_path / "a.txt", tmp_path / "b.jsonl"), BYTES, tmp_path / "cache")
-    assert refusal.value.field == "data.sources[1].text_key"
+    assert refusal.value.field == "data.sources.1.text_key"
     assert not (tmp_path / "cache").exists()
 
 
@@ -184,7 +184,7 @@ def test_a_mistake_deep_in_a_source_leaves_nothing_behind(tmp_path: Path) -> Non
     (tmp_path / "a.jsonl").write_text('{"text": "good"}\n' + json.dumps(bad_chat))
     with pytest.raises(ConfigError, match="line 2.*content of message 1") as refusal:
         prepare(_settings(tmp_path / "a.jsonl"), BYTES, tmp_path / "cache")
-    assert refusal.value.field == "data.sources[0].messages_key"
+    assert refusal.value.field == "data.sources.0.messages_key"
     assert not list((tmp_path / "cache").iterdir())
 
 
@@ -227,7 +227,7 @@ def test_tokens_beyond_the_models_vocabulary_are_refused(tmp_path: Path) -> None
     settings = _settings(tmp_path / "ready")
     with pytest.raises(ConfigError, match="run from 1 to 299.*has 299 entries") as refusal:
         prepare(settings, BYTES, tmp_path / "cache", vocab_size=299)
-    assert refusal.value.field == "data.sources[0].path"
+    assert refusal.value.field == "data.sources.0.path"
     assert prepare(settings, BYTES, tmp_path / "cache", vocab_size=300).num_labels == 2
     with pytest.raises(ConfigError, match="only 256") as refusal:
         prepare(settings, BYTES, tmp_path / "cache", vocab_size=256)
@@ -252,7 +252,7 @@ def test_a_damaged_ready_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ready.idx").write_bytes(b"no index")
     with pytest.raises(ConfigError, match="cut short") as refusal:
         prepare(settings, BYTES, tmp_path / "cache")
-    assert refusal.value.field == "data.sources[0].path"
+    assert refusal.value.field == "data.sources.0.path"
 
 
 def test_weights_are_for_all_sources_or_none(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_weights_are_for_all_sources_or_none(tmp_path: Path) -> None:
     settings = _settings({"path": path, "weight": 2.0}, {"path": path})
     with pytest.raises(ConfigError, match="this one has none") as refusal:
         prepare(settings, BYTES, tmp_path / "cache")
-    assert refusal.value.field == "data.sources[1].weight"
+    assert refusal.value.field == "data.sources.1.weight"
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from shoal.data.shard import plan_shards
 from shoal.data.source import list_files
 from shoal.errors import ConfigError, WorkError
 
-FIELD = "data.sources[0]"
+FIELD = "data.sources.0"
 
 
 def _read(path: Path, shard_bytes: int = 2**20, **options: Any) -> list[Document]:

@@ -13,7 +13,7 @@ from shoal.config import SourceSettings
 from shoal.data.source import list_files, megatron_prefix
 from shoal.errors import ConfigError
 
-FIELD = "data.sources[3]"
+FIELD = "data.sources.3"
 
 
 def _write(folder: Path, *names: str, content: bytes = b"text") -> None:

@@ -172,6 +172,14 @@ def test_constants_of_old_files_are_passed_over(tmp_path: Path) -> None:
     HFWeights(tmp_path)
 
 
+def test_whoever_serves_the_folder_can_read_it(tmp_path: Path) -> None:
+    saved("smollm2", tmp_path / "in")
+    weights = HFWeights(tmp_path / "in")
+    write_hf_folder(tmp_path / "out", weights.config, whole_tensors(weights))
+    modes = {path.name: path.stat().st_mode & 0o444 for path in (tmp_path / "out").iterdir()}
+    assert set(modes.values()) == {0o444}, modes
+
+
 def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no config.json"):
         HFWeights(tmp_path)

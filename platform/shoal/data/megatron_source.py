@@ -21,7 +21,7 @@ class MegatronSource:
     settings: SourceSettings
 
     field: str
-    """Its key, such as ``data.sources[0]``."""
+    """Its key, such as ``data.sources.0``."""
 
     prefix: str
 

@@ -44,7 +44,7 @@ def prepare(
     _check_weights(settings)
     sources: list[RawSource | MegatronSource] = []
     for number, source in enumerate(settings.sources):
-        field = f"data.sources[{number}]"
+        field = f"data.sources.{number}"
         prefix = megatron_prefix(source)
         sources.append(
             RawSource.plan(source, field, tokenizer, shard_bytes)
@@ -66,7 +66,7 @@ def _check_weights(settings: DataSettings) -> None:
     without = [number for number, source in enumerate(settings.sources) if source.weight is None]
     if without and len(without) < len(settings.sources):
         raise ConfigError(
-            f"data.sources[{without[0]}].weight",
+            f"data.sources.{without[0]}.weight",
             None,
             "other sources have a weight and this one has none",
             "Give every source a weight, or none",

@@ -36,7 +36,7 @@ class RawSource:
     settings: SourceSettings
 
     field: str
-    """Its key, such as ``data.sources[0]``."""
+    """Its key, such as ``data.sources.0``."""
 
     files: tuple[SourceFile, ...]
     shards: tuple[Shard, ...]

@@ -39,7 +39,7 @@ class Shard:
     pieces: tuple[Piece, ...]
 
     field: str
-    """Key of the source in the configuration, such as ``data.sources[0]``."""
+    """Key of the source in the configuration, such as ``data.sources.0``."""
 
     source: SourceSettings
     """Settings of the source: which keys hold the text and the messages."""

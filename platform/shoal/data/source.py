@@ -60,7 +60,7 @@ def megatron_prefix(source: SourceSettings) -> str | None:
 def list_files(source: SourceSettings, field: str) -> tuple[SourceFile, ...]:
     """List the files of ``source`` in the order in which they are tokenized.
 
-    ``field`` is the source's own key, such as ``data.sources[0]``. ConfigError on ``field.path`` or
+    ``field`` is the source's own key, such as ``data.sources.0``. ConfigError on ``field.path`` or
     ``field.include`` if nothing is there, nothing matches, or all is empty.
     """
     files: list[SourceFile] = []

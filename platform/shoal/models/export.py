@@ -6,7 +6,6 @@ The folder appears under its name only when it is complete: it is written beside
 from __future__ import annotations
 
 import json
-import logging
 import math
 import shutil
 import tempfile
@@ -23,8 +22,6 @@ from shoal.errors import ConfigError, WorkError
 from shoal.models.config import DecoderConfig
 from shoal.models.hf_folder import CONFIG, INDEX, SINGLE
 from shoal.models.names import ExpertLayout, file_layout, parameter_shapes
-
-logger = logging.getLogger(__name__)
 
 MAX_SHARD_BYTES = 5 * 10**9
 
@@ -81,7 +78,6 @@ def write_hf_folder(
         for name, tensor in tensors:
             writer.add(name, tensor)
         write_config(folder, config, writer.finish())
-    logger.info("wrote %s", out)
 
 
 @contextmanager
@@ -180,6 +176,7 @@ class _Writer:
             save_file(self._pending, path, metadata={"format": "pt"})
         except SafetensorError as error:
             raise WorkError(f"{path} cannot be written: {error}") from error
+        path.chmod(0o644)  # safetensors makes files that only their owner may read
         self._shards.append(list(self._pending))
         self._total_bytes += self._pending_bytes()
         self._pending.clear()
