@@ -10,7 +10,7 @@ import pytest
 
 from shoal.checkpoint import RunFolder, newest
 from shoal.config import Config, config_from_tree, dump_config, load_config
-from shoal.errors import ConfigError, EndedEarly
+from shoal.errors import ConfigError, EndedEarly, WorkError
 from shoal.plan import Machine, make_plan
 from shoal.training import EventReader
 from shoal_actors.train import Cluster, Gang, run
@@ -50,6 +50,14 @@ def test_a_run_ends_early_when_its_data_does(
     never = config.checkpoint.model_copy(update={"resume": "never"})
     with pytest.raises(ConfigError, match=r"checkpoint\.resume = 'never'"):
         run(config.model_copy(update={"checkpoint": never}))
+
+
+def test_a_failure_that_would_repeat_ends_the_run(tmp_path: Path, ray_session: Cluster) -> None:
+    config = _config(tmp_path, optimizer={"kind": "sgd", "lr": 1e30}, train={"steps": 9})
+    with pytest.raises(WorkError, match=r"Rank 0 failed\. .*: Step [23]: the .* is (nan|inf)"):
+        run(config)
+    events = [event["event"] for event in EventReader(tmp_path / "runs" / "run").poll()]
+    assert events == ["start", "failure", "end"]
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:

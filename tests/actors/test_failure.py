@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from shoal.errors import ConfigError, PeerLost, WorkError
-from shoal_actors.train.failure import RankFailed, describe, first_cause
+from shoal_actors.train.failure import RankFailed, describe, first_cause, last_word
 
 BROKEN = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc] Connection closed")
 
@@ -54,3 +55,17 @@ def test_the_cause_is_the_error_that_no_peer_explains() -> None:
     cause = first_cause({0: _raised(BROKEN), 1: died}).report
     assert (cause.rank, cause.kind, cause.traceback) == (1, "ProcessDied", "killed\n")
     assert first_cause({0: _raised(BROKEN)}).report.is_consequence
+
+
+def test_the_first_failure_is_told_when_the_budget_is_spent() -> None:
+    reports = [_raised(error).report for error in (ValueError("first"), BROKEN, BROKEN)]
+    text = last_word(reports[-1], [report.as_record() for report in reports], 2, Path("logs"))
+    assert text.startswith("Traceback")
+    assert "The run failed 3 times (cluster.max_failures = 2)" in text
+    assert "first so: Rank 3 failed. ValueError: first" in text
+
+
+def test_a_final_failure_is_told_without_its_traceback() -> None:
+    first, final = _raised(ValueError("first")).report, _raised(WorkError("disk full")).report
+    text = last_word(final, [first.as_record(), final.as_record()], 2, Path("logs"))
+    assert text == "Rank 3 failed. WorkError: disk full\nMore in logs."

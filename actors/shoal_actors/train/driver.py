@@ -7,12 +7,12 @@ lock the folder ─ Ray ─ plan, refusals ─ tokenize ─ gang of workers ─ 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -33,7 +33,7 @@ from shoal_actors.data import RayDataRunner
 from shoal_actors.train.checks import check_places, check_room
 from shoal_actors.train.cluster import Cluster, is_elsewhere, open_cluster
 from shoal_actors.train.console import divert_output
-from shoal_actors.train.failure import FailureReport, RunFailed
+from shoal_actors.train.failure import FailureReport, RunFailed, last_word
 from shoal_actors.train.follow import Follower
 from shoal_actors.train.gang import Gang, run_gang
 from shoal_actors.train.paths import with_absolute_paths
@@ -43,6 +43,8 @@ from shoal_actors.train.worker import LOGS_FOLDER, work
 CONFIG_FILE = "config.yaml"
 TOKENS_FOLDER = ".tokens"
 """Cache of tokenized data in ``run.dir``; no run can have this name."""
+
+logger = logging.getLogger(__name__)
 
 
 def run(config: Config) -> int:
@@ -56,11 +58,11 @@ def run(config: Config) -> int:
     if not is_elsewhere():
         make_plan(config, Machine.here())  # refuses before anything is started or written
     folder = _folder(config)
-    with folder.lock(), sigterm_raises():
+    with folder.lock(), sigterm_raises(), _endings_noted(folder.path):
         check_resume(folder.checkpoints, config.checkpoint.resume)
         logs = folder.path / LOGS_FOLDER
         logs.mkdir(exist_ok=True)
-        with divert_output(logs / "driver.log") as console, _endings_noted(folder.path):
+        with divert_output(logs / "driver.log") as console:
             result = _train(config, console)
     if result.is_out_of_data:
         raise EndedEarly(
@@ -76,19 +78,26 @@ def _endings_noted(folder: Path) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        append_event(folder, EventKind.REFUSAL, message=str(error))
+        _note_ending(folder, EventKind.REFUSAL, message=str(error))
         raise
     except WorkError as error:
-        append_event(folder, EventKind.END, error=str(error))
+        _note_ending(folder, EventKind.END, error=str(error))
         raise
     except KeyboardInterrupt:
-        append_event(folder, EventKind.END, stopped_by="SIGINT")
+        _note_ending(folder, EventKind.END, stopped_by="SIGINT")
         raise
     except Terminated:
-        append_event(folder, EventKind.END, stopped_by="SIGTERM")
+        _note_ending(folder, EventKind.END, stopped_by="SIGTERM")
         raise EndedEarly(
             "Stopped by SIGTERM; the same command goes on from the last checkpoint."
         ) from None
+
+
+def _note_ending(folder: Path, kind: EventKind, **fields: str) -> None:
+    try:
+        append_event(folder, kind, **fields)
+    except WorkError as error:  # a full disk, say; how the run ended matters more
+        logger.warning("%s", error)
 
 
 def _folder(config: Config) -> RunFolder:
@@ -179,18 +188,10 @@ def _supervise(job: TrainJob, gang: Gang, console: Console) -> TrainResult:
             )
         except RunFailed as error:
             failures = [each for each in events.poll() if each["event"] == EventKind.FAILURE]
-            raise WorkError(_last_word(error, failures, folder, gang)) from None
+            raise WorkError(
+                last_word(error.report, failures, gang.max_failures, folder / LOGS_FOLDER)
+            ) from None
 
 
 def _note_failure(folder: Path, report: FailureReport) -> None:
     append_event(folder, EventKind.FAILURE, **report.as_record())
-
-
-def _last_word(error: RunFailed, failures: list[dict[str, Any]], folder: Path, gang: Gang) -> str:
-    """The message of a run that is given up: its first failure, in full."""
-    first = failures[0] if failures else error.report.as_record()
-    cause = f"Rank {first['rank']} failed. {first['kind']}: {first['message']}"
-    if error.report.is_final:
-        return f"{cause}\nMore in {folder / LOGS_FOLDER}."
-    times = f"The run failed {len(failures)} times (cluster.max_failures = {gang.max_failures})"
-    return f"{first['traceback']}{times}, first so: {cause}\nMore in {folder / LOGS_FOLDER}."

@@ -7,8 +7,9 @@ together, those of broken collectives are consequences unless nothing else is th
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import DistError
@@ -94,6 +95,23 @@ def first_cause(failures: Mapping[int, BaseException]) -> RankFailed:
     if not described:
         raise ValueError("no rank failed")
     return min(described, key=lambda failed: failed.report.is_consequence)
+
+
+def last_word(
+    last: FailureReport, failures: Sequence[Mapping[str, Any]], max_failures: int, logs: Path
+) -> str:
+    """The message of a run that is given up.
+
+    ``last`` ended it, ``failures`` are the records of all its failures, oldest first. A final
+    failure is its own explanation; of the others the first is told, with its traceback, for later
+    ones may only follow from it.
+    """
+    first = failures[0] if failures and not last.is_final else last.as_record()
+    cause = f"Rank {first['rank']} failed. {first['kind']}: {first['message']}"
+    if last.is_final:
+        return f"{cause}\nMore in {logs}."
+    times = f"The run failed {len(failures)} times (cluster.max_failures = {max_failures})"
+    return f"{first['traceback']}{times}, first so: {cause}\nMore in {logs}."
 
 
 def _as_rank_failed(rank: int, error: BaseException) -> RankFailed:
