@@ -19,7 +19,18 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.commands import bench, checkpoint, export, generate, importing, plan, train
+from shoal.cli.commands import (
+    bench,
+    certify,
+    checkpoint,
+    export,
+    generate,
+    importing,
+    plan,
+    score,
+    serve,
+    train,
+)
 from shoal.errors import ConfigError, ShoalError
 
 WORK_FAILED = 1
@@ -37,6 +48,9 @@ app.command("train")(train.train)
 app.command("export")(export.export)
 app.command("import")(importing.import_)
 app.command("generate")(generate.generate)
+app.command("score")(score.score)
+app.command("serve")(serve.serve)
+app.command("certify")(certify.certify)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(bench.app, name="bench")
 

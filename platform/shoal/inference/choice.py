@@ -51,7 +51,7 @@ class Choice:
         return Output(
             request_id=self.sequence.request.id,
             choice=self.sequence.index,
-            finish_reason=FinishReason.ERROR,
+            finish_reason=str(FinishReason.ERROR),
             error=error,
         )
 

@@ -8,10 +8,12 @@ import torch
 
 from shoal.inference.layer import Place, ServedLayer, Weights
 from shoal.inference.precision import Precision, activation_dtype, resolved_precision
+from shoal.inference.probes import model_probes
 from shoal.inference.rows import Rows
 from shoal.models import DecoderConfig, HFWeights, WeightSource
 from shoal.models.rotary import rotary_angles
 from shoal.ops import fixed
+from shoal.ops.fixed.certify import Certificate, certify_kernels
 from shoal.ops.fixed_order import HEAD_KINDS, fixed_order
 
 _FIRST_ANGLES = 1024
@@ -93,6 +95,12 @@ class ServedModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``hidden`` ``[W, H]`` to fp32 ``[W, V]``: 4 V bytes a row, so mind how many."""
         return self._head(hidden, dtype=torch.float32)
+
+    def certify(self, block_size: int = 64) -> Certificate:
+        """Prove the kernels, in the shapes that this model uses; takes about a second."""
+        return certify_kernels(
+            list(model_probes(self.config, self._layers, self._head, block_size))
+        )
 
     def _make_angles(self, length: int) -> None:
         """Have cosines and sines of the positions below ``length``."""

@@ -1,0 +1,98 @@
+"""``shoal generate``, ``shoal score`` and ``shoal certify`` on a small model that speaks bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.shell import shoal, shoal_here
+from tests.inference.small_models import random_folder
+from tests.models.tiny import TINY
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_folder(
+        TINY["qwen3_moe"] | {"num_hidden_layers": 1}, tmp_path_factory.mktemp("m") / "model"
+    )
+
+
+def test_generate_prints_a_text_that_a_seed_repeats(folder: Path) -> None:
+    arguments = ("generate", "model", "--prompt", "Once", "--max-tokens", "9", "--seed", "3")
+    first = shoal(*arguments, cwd=folder.parent)
+    assert (first.returncode, first.stderr) == (0, "")
+    second = shoal_here(*arguments, cwd=folder.parent)
+    assert second.stdout == first.stdout and first.stdout.endswith("\n")
+    other = shoal_here(*arguments[:-1], "4", cwd=folder.parent)
+    assert other.stdout != first.stdout
+
+
+def test_generate_and_score_agree_to_the_bit(folder: Path) -> None:
+    for chat in ((), ("--chat",)):
+        arguments = ("--prompt", "Once", "--max-tokens", "9", "--n", "2", "--logprobs", "0")
+        result = shoal_here("generate", "model", *arguments, *chat, "--json", cwd=folder.parent)
+        report = json.loads(result.stdout)
+        prompt = report["prompt_token_ids"]
+        lines = [{"tokens": prompt + choice["token_ids"]} for choice in report["choices"]]
+        (folder.parent / "lines.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+        result = shoal_here("score", "model", "lines.jsonl", cwd=folder.parent)
+        assert (result.returncode, result.stderr) == (0, "")
+        scored = [json.loads(line) for line in result.stdout.splitlines()]
+        for choice, line, found in zip(report["choices"], lines, scored, strict=True):
+            assert found["tokens"] == line["tokens"] and found["logprobs"][0] is None
+            expected = [each["logprob"] for each in choice["logprobs"]]
+            assert found["logprobs"][len(prompt) :] == expected
+
+
+def test_score_takes_texts_and_chats(folder: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    (folder.parent / "texts.jsonl").write_text(f'{{"prompt": "Hi"}}\n\n{json.dumps(chat)}\n')
+    result = shoal_here("score", "model", "texts.jsonl", "--precision", "fp32", cwd=folder.parent)
+    text, turns = (json.loads(line) for line in result.stdout.splitlines())
+    assert text["tokens"] == list(b"Hi") and len(text["logprobs"]) == 2
+    assert turns["tokens"][-1] == 256
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "nothing to score"),
+        ('{"tokens": [true]}', "nothing to score"),
+        ('{"tokens": [999]}', "outside the vocabulary"),
+        ('{"tokens": []}', "no tokens"),
+    ],
+)
+def test_score_names_a_wrong_line(line: str, problem: str, folder: Path) -> None:
+    (folder.parent / "wrong.jsonl").write_text(line)
+    result = shoal_here("score", "model", "wrong.jsonl", cwd=folder.parent)
+    assert result.returncode == 2
+    assert "line 1" in result.stderr and problem in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("generate", "absent", "--prompt", "x"), "no such folder"),
+        (("generate", "model", "--prompt", ""), "it has no tokens"),
+        (("generate", "model", "--prompt", "x", "--top-p", "nan"), "top_p"),
+        (("generate", "model", "--prompt", "x", "--seed", "-1"), "seed"),
+        (("generate", "model", "--prompt", "x" * 64), "leaves no room"),
+        (("score", "model", "absent.jsonl"), "no such file"),
+        (("certify", "absent"), "no such folder"),
+    ],
+)
+def test_wrong_input_is_one_message(arguments: tuple[str, ...], problem: str, folder: Path) -> None:
+    result = shoal_here(*arguments, cwd=folder.parent)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert problem in result.stderr and "Traceback" not in result.stderr
+
+
+def test_certify_proves_a_model(folder: Path) -> None:
+    result = shoal("certify", "model", "--quick", "--json", cwd=folder.parent)
+    assert (result.returncode, result.stderr) == (0, "")
+    proof = json.loads(result.stdout)
+    assert proof["holds"] and len(proof["conditions"]) == 9
+    assert len(proof["fingerprint"]) == 16

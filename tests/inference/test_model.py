@@ -1,0 +1,101 @@
+"""The served model: against ``transformers``, against the trainer's decoder, and against itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.errors import ConfigError
+from shoal.inference.model import ServedModel
+from shoal.models import Decoder, DecoderConfig, load_weights, parameter_shapes
+from shoal.ops import fixed
+from shoal.ops.fixed_order import fixed_order
+from tests.inference.small_models import RandomWeights, random_model, rows_of
+from tests.models.oracle import reference, relative
+from tests.models.tiny import TINY
+
+KINDS: tuple[fixed.Kind, ...] = ("fp32", "bf16", "mxfp8")
+PROMPTS = [list(range(3, 3 + length)) for length in (1, 16, 37, 5)]
+
+
+def logits_of(model: ServedModel, sequences: list[list[int]]) -> list[torch.Tensor]:
+    cache = model.new_cache(8 * len(sequences), 16)
+    rows = model.logits(model.forward(rows_of(sequences), cache))
+    return list(rows.split([len(tokens) for tokens in sequences]))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
+    theirs = reference(TINY[name])
+    theirs.save_pretrained(tmp_path)
+    model = ServedModel.load(tmp_path, "fp32")
+    for prompt in PROMPTS:
+        expected = theirs(torch.tensor([prompt])).logits[0]
+        (ours,) = logits_of(model, [prompt])
+        assert relative(ours, expected) < 1e-5
+    tokens = PROMPTS[1]
+    expected = theirs.generate(
+        torch.tensor([tokens]), max_new_tokens=12, do_sample=False, eos_token_id=None
+    )[0].tolist()
+    cache = model.new_cache(8, 16)
+    found = list(tokens)
+    hidden = model.forward(rows_of([tokens]), cache)[-1:]
+    while len(found) < len(expected):
+        found.append(int(model.logits(hidden).argmax()))
+        hidden = model.forward(rows_of([found[-1:]], len(found) - 1), cache)
+    assert found == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", TINY)
+def test_a_row_has_the_bits_of_the_decoder_and_of_itself_alone(name: str, kind: fixed.Kind) -> None:
+    model = random_model(TINY[name], kind)
+    together = logits_of(model, PROMPTS)
+    decoder = Decoder(DecoderConfig.from_hf(TINY[name]), model.dtype).eval()
+    load_weights(decoder, RandomWeights(parameter_shapes(model.config)))
+    for prompt, rows in zip(PROMPTS, together, strict=True):
+        (alone,) = logits_of(model, [prompt])
+        assert torch.equal(alone, rows)
+        with fixed_order(kind):
+            trained = decoder(torch.tensor([prompt])).logits
+        assert trained is not None and torch.equal(trained[0], rows)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen2_moe"])
+def test_chunks_and_wanted_rows_change_no_bit(name: str) -> None:
+    model = random_model(TINY[name], "bf16")
+    tokens = PROMPTS[2]
+    (whole,) = logits_of(model, [tokens])
+    for size in (1, 2, 16, 36):
+        cache = model.new_cache(8, 16)
+        for start in range(0, len(tokens), size):
+            rows = rows_of([tokens[start : start + size]], start)
+            last = torch.tensor([rows.tokens.shape[0] - 1])
+            hidden = model.forward(rows, cache, last)
+            at = start + int(last)
+            assert torch.equal(model.logits(hidden), whole[at : at + 1])
+
+
+def test_bf16_is_close_to_fp32_and_mxfp8_not_far() -> None:
+    hf: dict[str, Any] = TINY["qwen3"]
+    (expected,) = logits_of(random_model(hf, "fp32"), PROMPTS[2:3])
+    (bf16,) = logits_of(random_model(hf, "bf16"), PROMPTS[2:3])
+    (mxfp8,) = logits_of(random_model(hf, "mxfp8"), PROMPTS[2:3])
+    assert 0 < relative(bf16, expected) < 0.02
+    assert relative(bf16, expected) < relative(mxfp8, expected) < 0.2
+
+
+def test_all_kernels_are_proven() -> None:
+    for name in ("qwen3", "qwen2_moe"):
+        certificate = random_model(TINY[name], "bf16").certify(16)
+        assert certificate.passed, certificate.failures
+        assert any("attention" in kernel.name for kernel in certificate.kernels)
+
+
+def test_an_unknown_family_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(ConfigError, match="model_type = 'mamba'"):
+        ServedModel.load(tmp_path)
