@@ -98,6 +98,12 @@ def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:
     assert _deltas(TokenTexts(tokenizer), tokens)[-2:] == ["", ""]
 
 
+def test_ids_that_only_the_model_has_have_no_text(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("a👋")
+    tokens.insert(2, tokenizer.vocab_size + 5)
+    assert "".join(_deltas(TokenTexts(tokenizer), tokens)).lstrip(" ") == "a👋"
+
+
 def test_a_continuation_keeps_its_space(tmp_path: Path) -> None:
     tokenizer = sentencepiece(tmp_path)
     texts = TokenTexts(tokenizer)

@@ -13,7 +13,8 @@ class TokenTexts:
     """The text of token ids, each after other text, so that no leading space is lost.
 
     Sentencepiece tokenizers strip the space before the first word that they decode; so everything
-    is decoded behind an anchor, a token of plain text, whose text is then cut off.
+    is decoded behind an anchor, a token of plain text, whose text is then cut off. Ids that only
+    the model has, as its vocabulary may be padded, have no text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -31,7 +32,8 @@ class TokenTexts:
 
     def many(self, tokens: list[int]) -> str:
         """Text of ``tokens``."""
-        return self._tokenizer.decode([*self._anchor, *tokens])[self._num_anchor :]
+        known = [token for token in tokens if token < self._tokenizer.vocab_size]
+        return self._tokenizer.decode([*self._anchor, *known])[self._num_anchor :]
 
 
 class Detokenizer:

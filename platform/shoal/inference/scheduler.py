@@ -37,7 +37,7 @@ from collections.abc import Sequence as Series
 
 from shoal.errors import ConfigError, Overloaded
 from shoal.inference.block_pool import BlockPool
-from shoal.inference.hashing import child_hash, root_hash
+from shoal.inference.block_tables import BlockTables
 from shoal.inference.limits import Limits
 from shoal.inference.protocol import Stats
 from shoal.inference.request import Request
@@ -51,16 +51,13 @@ class Scheduler:
 
     def __init__(self, limits: Limits, end_ids: Series[int] = ()) -> None:
         self.limits = limits
-        self.pool = BlockPool(limits.num_blocks)
+        self._tables = BlockTables(limits)
         self._end_ids = frozenset(end_ids)
         self._requests: dict[str, tuple[Sequence, ...]] = {}
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # sorted by place
         self._aborted: OrderedDict[str, None] = OrderedDict()
-        self._root = root_hash(0)
-        self._generation = 0
         self._in_flight: Step | None = None
-        self._named: list[int] = []  # blocks that got their names in the step in flight
         self._num_arrivals = 0
         self._counts = dict.fromkeys(
             (
@@ -76,6 +73,11 @@ class Scheduler:
             ),
             0,
         )
+
+    @property
+    def pool(self) -> BlockPool:
+        """The bookkeeping of the KV pool, to look at."""
+        return self._tables.pool
 
     @property
     def has_work(self) -> bool:
@@ -155,7 +157,7 @@ class Scheduler:
     def plan(self) -> Step:
         """Decide about the next step, which has to be completed or failed before the next plan."""
         assert self._in_flight is None, "the step before is still under way"
-        self._named = []
+        self._tables.begin_step()
         chunks: list[Chunk] = []
         budget = self.limits.max_step_tokens
         for sequence in [each for each in self._running if each.state is State.DECODING]:
@@ -192,7 +194,7 @@ class Scheduler:
             sequence = chunk.sequence
             if sequence.is_finished:
                 continue
-            self._take_twins(sequence)
+            self._tables.settle(sequence)
             sequence.num_scored = max(sequence.num_scored, chunk.scored.stop)
             sequence.advance(chunk.count)
             if chunk.samples:
@@ -210,8 +212,7 @@ class Scheduler:
         ended = [chunk.sequence for chunk in step.chunks if not chunk.sequence.is_finished]
         for sequence in ended:
             self.finish(sequence, FinishReason.ERROR)
-        for block in reversed(self._named):
-            self.pool.forget(block)
+        self._tables.forget_step()
         return ended
 
     def replace_weights(self) -> None:
@@ -219,9 +220,7 @@ class Scheduler:
         assert self._in_flight is None, "a step is under way"
         for sequence in tuple(self._running):
             self._preempt(sequence)
-        self.pool.forget_cached()
-        self._generation += 1
-        self._root = root_hash(self._generation)
+        self._tables.renew()
         for sequences in self._requests.values():
             for sequence in sequences:
                 sequence.hashes.clear()
@@ -242,47 +241,31 @@ class Scheduler:
         sequence = self._waiting.head
         if sequence is None or len(self._running) >= self.limits.max_running:
             return None
-        size = self.limits.block_size
-        # The last token is always computed, because its logits are what is missing.
-        num_reusable = (len(sequence.tokens) - 1) // size
-        if sequence.is_scoring:
-            num_reusable = min(num_reusable, sequence.num_scored // size)
-        shared = self.pool.match(self._names(sequence, num_reusable))
-        num_new = self.limits.num_blocks_for(len(sequence.tokens)) - len(shared)
         # Without a block for each that runs, a step or two later one of them would be preempted.
-        headroom = sum(self._may_grow(other) for other in self._running)
-        needed = num_new + self.pool.num_reclaimable(shared) + headroom
-        if needed > self.pool.num_available:
+        headroom = sum(self._tables.may_grow(other) for other in self._running)
+        if not self._tables.admit(sequence, headroom):
             return None
         self._waiting.remove(sequence)
-        self.pool.share(shared)
-        sequence.admit([*shared, *self.pool.allocate(num_new)], len(shared) * size)
-        self._counts["prefix_hit_tokens"] += len(shared) * size
+        self._counts["prefix_hit_tokens"] += sequence.num_computed
         insort(self._running, sequence, key=lambda other: other.place)
         return sequence
 
-    def _may_grow(self, sequence: Sequence) -> bool:
-        """Whether ``sequence`` may still ask for a block."""
-        num_tokens = sequence.num_prompt + sequence.max_tokens - 1
-        return self.limits.num_blocks_for(num_tokens) > len(sequence.blocks)
-
     def _grow(self, sequence: Sequence) -> bool:
         """Make sure of a block for the next token; False if ``sequence`` itself had to leave."""
-        if sequence.num_computed < len(sequence.blocks) * self.limits.block_size:
+        if self._tables.has_room(sequence):
             return True
         while self.pool.num_available == 0:
             victim = self._running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.blocks += self.pool.allocate(1)
+        self._tables.grow(sequence)
         return True
 
     def _chunk(self, sequence: Sequence, budget: int) -> Chunk:
-        """The next at most ``budget`` tokens of ``sequence``; names the blocks that they fill."""
+        """The next at most ``budget`` tokens of ``sequence``."""
         start = sequence.num_computed
         stop = min(start + budget, len(sequence.tokens))
-        self._name_filled(sequence, start, stop)
         scored = range(0)
         if sequence.is_scoring:
             scored = range(max(start, sequence.num_scored), min(stop, sequence.num_prompt - 1))
@@ -290,43 +273,10 @@ class Scheduler:
             sequence=sequence,
             start=start,
             count=stop - start,
-            blocks=tuple(sequence.blocks[: self.limits.num_blocks_for(stop)]),
+            blocks=self._tables.fill(sequence, start, stop),
             samples=stop == len(sequence.tokens) and sequence.num_generated < sequence.max_tokens,
             scored=scored,
         )
-
-    def _names(self, sequence: Sequence, count: int) -> list[bytes]:
-        """Names of the first ``count`` blocks of ``sequence``, all of them full."""
-        names, size = sequence.hashes, self.limits.block_size
-        for at in range(len(names), count):
-            parent = names[-1] if names else self._root
-            names.append(child_hash(parent, sequence.tokens[at * size : (at + 1) * size]))
-        return names[:count]
-
-    def _name_filled(self, sequence: Sequence, start: int, stop: int) -> None:
-        """Name the blocks that computing ``start`` to ``stop`` fills, so that others find them.
-
-        A block whose content exists already gets no second name. Until the step is complete the
-        sequence holds both, then it gives its own up (``_take_twins``): so whoever holds a named
-        block holds its ancestors.
-        """
-        size = self.limits.block_size
-        names = self._names(sequence, stop // size)
-        for at in range(start // size, stop // size):
-            twin = self.pool.find(names[at])
-            if twin is not None:
-                self.pool.share([twin])
-                sequence.twins[at] = twin
-                continue
-            parent = self.pool.find(names[at - 1]) if at else None
-            self.pool.register(sequence.blocks[at], names[at], parent)
-            self._named.append(sequence.blocks[at])
-
-    def _take_twins(self, sequence: Sequence) -> None:
-        for at, twin in sequence.twins.items():
-            self.pool.release([sequence.blocks[at]])
-            sequence.blocks[at] = twin
-        sequence.twins.clear()
 
     def _append(self, sequence: Sequence, token: int | None) -> None:
         if token is None:
@@ -349,9 +299,7 @@ class Scheduler:
         at = bisect_left(self._running, sequence.place, key=lambda other: other.place)
         assert self._running[at] is sequence
         del self._running[at]
-        self.pool.release([*sequence.blocks, *sequence.twins.values()])
-        sequence.blocks = []
-        sequence.twins.clear()
+        self._tables.release(sequence)
 
     def _settle(self, sequence: Sequence) -> None:
         """Count ``sequence``, which is finished, and drop its request if it was the last."""

@@ -142,15 +142,14 @@ class Sequence:
             self.finish(FinishReason.LENGTH)
 
     def preempt(self) -> None:
-        """Go back to the queue; what was computed is lost, the tokens are not."""
-        assert self.state in (State.PREFILLING, State.DECODING)
-        self.blocks = []
+        """Go back to the queue, the blocks released; what they held is lost, the tokens are not."""
+        assert self.state in (State.PREFILLING, State.DECODING) and not self.blocks
         self.num_computed = 0
         self.num_preemptions += 1
         self.state = State.WAITING
 
     def finish(self, reason: FinishReason) -> None:
-        """End; the blocks are the scheduler's to release."""
+        """End."""
         assert self.state is not State.FINISHED
         self.finish_reason = reason
         self.state = State.FINISHED

@@ -2,10 +2,9 @@
 
 All three keep a beginning of the tokens sorted by falling logit, the lower id first among equals.
 They act one after the other as in ``transformers``: top-k, then top-p over the probability that
-top-k has left, then min-p relative to the likeliest token. A sum of probabilities is taken in fp64
-along that order, or over all tokens of the row in the order of their ids, one row at a time: its
-bits depend on the row alone. The row is searched from above in steps, because the tokens that are
-kept mostly lie far above the many others and sorting all of those is slow.
+top-k has left, then min-p relative to the likeliest token. Probabilities are added in fp64, one
+row at a time and in an order that the row alone decides. Sorting a whole row is slow, so it is
+searched from above in steps: the tokens that are kept mostly lie far above the many others.
 """
 
 from __future__ import annotations
@@ -24,6 +23,9 @@ Ids = npt.NDArray[np.int64]
 _DEPTHS = (2, 4, 8, 16, 32)
 """Distances below the largest logit at which the search stops."""
 
+_BINS_PER_UNIT = 64
+_NOTHING = np.float32(-np.inf)
+
 
 def kept(logits: Floats, largest: int, params: SamplingParams) -> Ids | None:
     """Ids that may be drawn from ``logits`` ``[V]``; None for all.
@@ -34,16 +36,18 @@ def kept(logits: Floats, largest: int, params: SamplingParams) -> Ids | None:
     if not is_narrow and params.top_p == 1 and params.min_p == 0:
         return None
     scaled = (logits - logits[largest]) / np.float32(params.temperature)
+    cut = np.float32(np.log(params.min_p)) if params.min_p > 0 else _NOTHING
+    ids: Ids
     if is_narrow:
         ids = likeliest(scaled, largest, params.top_k)
         if params.top_p < 1:
-            ids = ids[: _num_needed(_weights(scaled[ids]), params.top_p)]
+            weights = _weights(scaled[ids])
+            ids = ids[: _num_needed(weights, params.top_p * float(np.cumsum(weights)[-1]))]
     elif params.top_p < 1:
         ids = _nucleus(scaled, largest, params.top_p)
     else:
-        ids = np.arange(len(scaled))
-    if params.min_p > 0:
-        ids = ids[scaled[ids] >= np.float32(np.log(params.min_p))]
+        ids = np.flatnonzero(scaled >= cut)
+    ids = ids[scaled[ids] >= cut]
     return ids
 
 
@@ -60,22 +64,24 @@ def likeliest(values: Floats, largest: int, count: int) -> Ids:
 
 def _nucleus(scaled: Floats, largest: int, top_p: float) -> Ids:
     """The fewest likeliest ids that together have ``top_p`` of the probability."""
-    total = float(_weights(scaled).sum())
+    weights = _weights(scaled)
+    goal = top_p * float(weights.sum())
     for ids in _upper_sets(scaled, largest):
-        ranked = _ranked(scaled, ids)
-        weights = _weights(scaled[ranked])
-        count = _num_needed(weights, top_p, total)
-        # The last set is all there is; before it, rounding must not make a set seem enough.
-        if count < len(ids):
+        if float(weights[ids].sum()) >= goal:
             break
-    return ranked[:count]
+    # Only the bin that the border runs through has to be sorted.
+    bins = np.minimum(scaled[ids] * -_BINS_PER_UNIT, _DEPTHS[-1] * _BINS_PER_UNIT).astype(np.int64)
+    sums = np.cumsum(np.bincount(bins, weights[ids]))
+    border = min(int(np.searchsorted(sums, goal)), len(sums) - 1)
+    before = float(sums[border - 1]) if border else 0.0
+    ranked = _ranked(scaled, ids[bins == border])
+    count = _num_needed(weights[ranked], goal - before)
+    return np.concatenate([ids[bins < border], ranked[:count]])
 
 
-def _num_needed(weights: Doubles, top_p: float, total: float | None = None) -> int:
-    """How many of the falling ``weights`` it takes to reach ``top_p`` of ``total``."""
-    sums = np.cumsum(weights)
-    goal = top_p * (float(sums[-1]) if total is None else total)
-    return min(int(np.searchsorted(sums, goal)) + 1, len(weights))
+def _num_needed(weights: Doubles, goal: float) -> int:
+    """How many of the falling ``weights`` it takes to reach ``goal``; all if they do not."""
+    return min(int(np.searchsorted(np.cumsum(weights), goal)) + 1, len(weights))
 
 
 def _weights(scaled: Floats) -> Doubles:

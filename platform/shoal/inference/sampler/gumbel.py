@@ -134,9 +134,11 @@ def _draw_among(
         )
         low, high = (w0, w2) if i % 2 == 0 else (w1, w3)
         word = low if i % 4 < 2 else high
-        score = (logits[i] - logits[largest]) / temperature + _noise(word)
-        if score > best or (score == best and i < drawn):
-            best, drawn = score, i
+        score = (logits[i] - logits[largest]) / temperature
+        if score + _bound(word) >= best:
+            score = score + _noise(word)
+            if score > best or (score == best and i < drawn):
+                best, drawn = score, i
     return drawn
 
 
