@@ -91,6 +91,16 @@ def test_what_was_answered_is_found_by_the_next_turn() -> None:
     assert world.live["second"][0].num_cached == 6
 
 
+def test_without_a_prefix_cache_only_those_that_run_share() -> None:
+    world = World(limits=limits(num_blocks=20, prefix_cache=False))
+    first, second = world.add(request("a", 0, 1, 2, 3, 0, n=2, max_tokens=2))
+    world.drain()
+    assert (first.num_cached, second.num_cached) == (0, 4)
+    world.add(request("b", 0, 1, 2, 3, 0, max_tokens=2))
+    world.drain()
+    assert world.live["b"][0].num_cached == 0
+
+
 @pytest.mark.parametrize("num_prompt", [3, 4, 5])
 def test_the_last_token_is_always_computed(num_prompt: int) -> None:
     world = World(limits=limits())

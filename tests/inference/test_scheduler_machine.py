@@ -30,6 +30,7 @@ class Histories(RuleBasedStateMachine):
         max_running=st.integers(1, 4),
         spare_tokens=st.integers(0, 6),
         priority_arrivals=st.integers(1, 3),
+        prefix_cache=st.sampled_from([True, True, False]),
     )
     def start(
         self,
@@ -38,6 +39,7 @@ class Histories(RuleBasedStateMachine):
         max_running: int,
         spare_tokens: int,
         priority_arrivals: int,
+        prefix_cache: bool,
     ) -> None:
         self.limits = Limits(
             vocab_size=VOCAB,
@@ -48,6 +50,7 @@ class Histories(RuleBasedStateMachine):
             max_step_tokens=max_running + spare_tokens,
             max_waiting=6,
             priority_arrivals=priority_arrivals,
+            prefix_cache=prefix_cache,
             max_remembered_aborts=3,
         )
         self.world = World(limits=self.limits)

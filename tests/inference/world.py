@@ -25,7 +25,7 @@ END = 4
 Trace = list[tuple[str, int, int, int, tuple[int, ...], bool, range]]
 
 
-def limits(**changes: int) -> Limits:
+def limits(*, prefix_cache: bool = True, **changes: int) -> Limits:
     """Tight limits; ``changes`` replace some."""
     sizes = {
         "vocab_size": VOCAB,
@@ -37,7 +37,7 @@ def limits(**changes: int) -> Limits:
         "max_waiting": 8,
         "priority_arrivals": 3,
     }
-    return Limits(**(sizes | changes))
+    return Limits(prefix_cache=prefix_cache, **(sizes | changes))
 
 
 def request(name: str, *prompt: int, **params: object) -> Request:
@@ -177,6 +177,7 @@ class World:
             self._check_sequence(each)
         self._check_names()
         stats = self.scheduler.stats()
+        assert self.limits.prefix_cache or stats.kv_blocks_cached == 0
         states = Counter(each.state for each in sequences)
         assert stats.waiting == states[State.WAITING]
         assert stats.running == states[State.PREFILLING] + states[State.DECODING]

@@ -50,6 +50,10 @@ class BlockPool:
         """How many hold ``block``."""
         return self._holders[block]
 
+    def is_named(self, block: int) -> bool:
+        """Whether ``block`` can be found."""
+        return self._names[block] is not None
+
     def find(self, name: bytes) -> int | None:
         """The block called ``name``."""
         return self._by_name.get(name)

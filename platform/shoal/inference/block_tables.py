@@ -86,15 +86,18 @@ class BlockTables:
         sequence.twins.clear()
 
     def release(self, sequence: Sequence) -> None:
-        """Take all blocks from ``sequence``; those with names stay as a cache."""
+        """Take all blocks from ``sequence``; those with names stay as a cache, if there is one."""
         self.pool.release([*sequence.blocks, *sequence.twins.values()])
+        if not self._limits.prefix_cache:
+            self.pool.forget_cached()
         sequence.blocks = []
         sequence.twins.clear()
 
     def forget_step(self) -> None:
         """Take back the names that the step under way gave: its blocks were not computed."""
         for block in reversed(self._named):
-            self.pool.forget(block)
+            if self.pool.is_named(block):
+                self.pool.forget(block)
 
     def renew(self) -> None:
         """The weights change and nobody holds a block: let nothing of the old ones be found."""

@@ -25,6 +25,10 @@ class Limits:
     block_size: int = 64
     """Tokens of a block."""
 
+    prefix_cache: bool = True
+    """Whether blocks that nobody holds any more are kept for requests that begin alike; those that
+    run at the same time share blocks in any case."""
+
     max_running: int = 64
     """Sequences that hold blocks at a time."""
 
@@ -57,7 +61,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in self.__dataclass_fields__:
-            if getattr(self, field) < 1:
+            if field != "prefix_cache" and getattr(self, field) < 1:
                 raise ConfigError(
                     f"serve.limits.{field}", getattr(self, field), "it is below 1", "Raise it"
                 )

@@ -73,6 +73,7 @@ def limits_of(folder: Path, serve: ServeSettings) -> Limits:
         context_length=config.max_position_embeddings,
         num_blocks=_num_blocks(config, serve),
         block_size=serve.kv.block_tokens,
+        prefix_cache=serve.kv.prefix_cache,
         max_running=serve.batch.sequences,
         max_step_tokens=serve.batch.tokens,
         # Whoever comes passes through the queue, also on the way to a free place.
