@@ -9,7 +9,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint format docs clean
+.PHONY: help demo test bench storm-serve lint format docs clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -34,6 +34,10 @@ test: $(READY)  ## run every test
 
 bench: $(READY)  ## training step side by side with torch FSDP2
 	$(RUN) -m shoal bench train --against fsdp2
+
+storm-serve: export OMP_NUM_THREADS = 1
+storm-serve: $(READY)  ## 1,000 clients that leave a server at random moments
+	$(RUN) -m tests.deployments.storm
 
 lint: $(READY)  ## style, types and the layer contract
 	$(RUN) -m ruff check .

@@ -1,11 +1,17 @@
-"""The engines behind ``EngineClient``: Ray actors, one link to each, and who waits for what."""
+"""The engines behind ``EngineClient``: Ray actors, one link to each, and who waits for what.
+
+A request is a value that determines its answer, so where an engine is lost, another one with the
+same fingerprint computes the answer again from the start, and what the client has already is left
+out. That happens once for a request: one that was there at two losses may be their cause.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.errors import ConfigError, Overloaded, WorkError
@@ -34,6 +40,20 @@ class _Held:
     """The engine that computes it."""
     num_missing: int
     """Choices that have not ended."""
+    has_moved: bool = False
+    """Whether the engine that had it first was lost."""
+    received: Counter[int] = field(default_factory=Counter)
+    """Outputs handed on, by choice."""
+    repeated: Counter[int] = field(default_factory=Counter)
+    """Outputs still to come that were handed on before, by choice."""
+
+    def is_new(self, output: Output) -> bool:
+        """Whether ``output``, the next of its choice, was not handed on before; counts it."""
+        if self.repeated[output.choice] > 0:
+            self.repeated[output.choice] -= 1
+            return False
+        self.received[output.choice] += 1
+        return True
 
 
 class Engines:
@@ -46,6 +66,8 @@ class Engines:
         self._held: dict[str, _Held] = {}
         self._card: ModelCard | None = None
         self._router = Router()
+        self._num_moved: Counter[int] = Counter()
+        self._moves: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def connect(
@@ -79,14 +101,9 @@ class Engines:
 
     async def submit(self, requests: Sequence[Request], mailbox: Mailbox) -> None:
         """See ``EngineClient``; the requests of one client go to one engine."""
-        names = self._router.names(requests[0].prompt, self.card.limits.block_size)
-        loads = [
-            Load(place=link.place, sequences=self._load(link))
-            for link in self._links
-            if link.state is LinkState.UP
-        ]
+        names = self._names(requests[0])
         is_full = False
-        for place in self._router.ranked(names, loads):
+        for place in self._ranked(names):
             held = self._hold(requests, mailbox, place)
             try:
                 await self._links[place].submit(requests)
@@ -125,6 +142,7 @@ class Engines:
                     ReplicaStats(
                         replica=str(link.place),
                         stats=pulse.stats,
+                        migrated=self._num_moved[link.place],
                         certificate=link.facts.certificate,
                     )
                 )
@@ -150,6 +168,8 @@ class Engines:
             held = self._held.get(output.request_id)
             if held is None or held.place != place:
                 continue  # aborted meanwhile
+            if not held.is_new(output):
+                continue
             by_mailbox.setdefault(held.mailbox, []).append(output)
             held.num_missing -= output.finish_reason is not None
             if held.num_missing == 0:
@@ -158,12 +178,50 @@ class Engines:
             mailbox.put(some)
 
     def on_lost(self, place: int, reason: str) -> None:
-        """End what was under way there."""
+        """Have others compute what was under way there."""
         self._router.forget(place)
-        error = EngineFailed("The engine that computed the answer was lost.")
         for held in [each for each in self._held.values() if each.place == place]:
-            held.mailbox.fail(error)
-            self._release([held])
+            if held.has_moved:
+                self._give_up(held)
+                continue
+            held.has_moved = True
+            move = asyncio.create_task(self._move(held), name="move a request")
+            self._moves.add(move)
+            move.add_done_callback(self._moves.discard)
+
+    async def _move(self, held: _Held) -> None:
+        lost = self._links[held.place]
+        names = self._names(held.request)
+        for place in self._ranked(names):
+            link = self._links[place]
+            if link is lost or link.facts is None or not link.facts.agrees_with(lost.facts):
+                continue
+            held.place, held.repeated = place, held.received.copy()
+            try:
+                await link.submit([held.request])
+            except (Overloaded, ConfigError, WorkError) as error:
+                logger.warning("a request could not move to engine %d: %s", place, error)
+                continue
+            self._router.note(names, place)
+            self._num_moved[lost.place] += 1
+            return
+        self._give_up(held)
+
+    def _give_up(self, held: _Held) -> None:
+        held.mailbox.fail(EngineFailed("The engine that computed the answer was lost."))
+        self._release([held])
+
+    def _names(self, request: Request) -> list[bytes]:
+        return self._router.names(request.prompt, self.card.limits.block_size)
+
+    def _ranked(self, names: Sequence[bytes]) -> list[int]:
+        """Engines that take requests, the best for this prompt first."""
+        loads = [
+            Load(place=link.place, sequences=self._load(link))
+            for link in self._links
+            if link.state is LinkState.UP
+        ]
+        return self._router.ranked(names, loads)
 
     def _make_card(self) -> None:
         facts = [link.facts for link in self._links if link.facts is not None]

@@ -27,7 +27,7 @@ TREE: dict[str, Any] = {
         ({"port": 65536}, "serve.port = 65536: must be at most 65535"),
         ({"limits": {"request": 5}}, "Did you mean serve.limits.requests"),
         ({"auth": {"keys": ["secret"]}}, "serve.auth.keys"),
-        ({"journal": {"when_full": "block"}}, "Use one of drop, refuse"),
+        ({"precision": "fp8"}, "Use one of auto, fp32, bf16, mxfp8"),
     ],
 )
 def test_what_cannot_work_is_named(serve: dict[str, Any], message: str) -> None:

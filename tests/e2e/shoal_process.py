@@ -11,7 +11,10 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-ROOTS = [str(Path(__file__).resolve().parents[2] / name) for name in ("platform", "actors")]
+ROOTS = [
+    str(Path(__file__).resolve().parents[2] / name)
+    for name in ("platform", "actors", "deployments")
+]
 MARK = "SHOAL_TEST_MARK"
 
 
@@ -22,13 +25,13 @@ class ShoalProcess:
     """
 
     def __init__(self, arguments: list[str], folder: Path, **environment: str) -> None:
-        self._mark = uuid.uuid4().hex
-        self._log = folder / f"output-{self._mark[:8]}.txt"
+        self.mark = uuid.uuid4().hex
+        self._log = folder / f"output-{self.mark[:8]}.txt"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "shoal", *arguments],
                 cwd=folder,
-                env=plain_environment(**environment, **{MARK: self._mark}),
+                env=plain_environment(**environment, **{MARK: self.mark}),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -73,7 +76,7 @@ class ShoalProcess:
     def left_running(self, timeout_s: float = 20) -> list[str]:
         """Command lines of processes under it that outlive it by more than ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
-        while (left := _marked(self._mark)) and time.monotonic() < deadline:
+        while (left := _marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.2)
         return left
 

@@ -23,6 +23,14 @@ class EngineFacts:
     certificate: Mapping[str, Any]
     """What was proven of its kernels when it loaded; plain JSON values."""
 
+    def agrees_with(self, other: EngineFacts | None) -> bool:
+        """Whether the two promise the same bits for the same request."""
+        return (
+            other is not None
+            and self.fingerprint == other.fingerprint
+            and bool(self.certificate["passed"] and other.certificate["passed"])
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pulse:

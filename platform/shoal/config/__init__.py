@@ -12,7 +12,6 @@ from shoal.config.run import RunSettings
 from shoal.config.serve import (
     AuthSettings,
     BatchSettings,
-    JournalSettings,
     KVSettings,
     LimitSettings,
     ServeSettings,
@@ -34,7 +33,6 @@ __all__ = [
     "ClusterSettings",
     "Config",
     "DataSettings",
-    "JournalSettings",
     "KVSettings",
     "Level",
     "LimitSettings",

@@ -66,7 +66,10 @@ def _config_errors(place: tuple[int | str, ...], detail: Any) -> Iterator[Config
         length = context["max_length"]
         yield ConfigError(field, value, f"has more than {length} entries", f"Write {length}")
     elif kind == "string_pattern_mismatch":
-        problem = "must be letters, digits, '.', '_' or '-', and begin with a letter or a digit"
+        problem = (
+            "must be letters, digits, '.', '_' or '-', 200 at most, "
+            "and begin with a letter or a digit"
+        )
         yield ConfigError(field, value, problem, "Choose a name such as my-run.2")
     else:
         yield _wrong_type(field, value, kind, detail["msg"])

@@ -10,7 +10,7 @@ from shoal.config.section import Section
 class RunSettings(Section):
     """``run``: the name, the folder and the seed of a run."""
 
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")
     """Name of the run; ``dir/name`` is its folder."""
 
     dir: str = Field(default="runs", min_length=1)

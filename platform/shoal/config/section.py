@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 from pydantic_core import PydanticCustomError
 
 from shoal.errors import ConfigError
@@ -23,6 +24,24 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         allow_inf_nan=False,
     )
+
+    @field_validator("*")
+    @classmethod
+    def _check_text(cls, value: Any) -> Any:
+        """Refuse text that neither a path nor ``config.yaml`` can hold."""
+        if isinstance(value, str) and ("\0" in value or not _is_unicode(value)):
+            problem = "holds a NUL or half a character"
+            refuse([ConfigError("", value, problem, "Write plain UTF-8 text")])
+        return value
+
+
+def _is_unicode(text: str) -> bool:
+    """False where a surrogate stands alone, as for an argument that is not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def refuse(found: Sequence[ConfigError]) -> None:

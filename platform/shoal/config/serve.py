@@ -1,4 +1,4 @@
-"""How a model is served: replicas, address, cache, limits, keys, journal."""
+"""How a model is served: replicas, address, cache, limits, keys."""
 
 from __future__ import annotations
 
@@ -98,23 +98,6 @@ class AuthSettings(Section):
     who reaches the port is served."""
 
 
-class JournalSettings(Section):
-    """``serve.journal``: generated tokens on disk, written beside the decode loop."""
-
-    dir: str | None = Field(default=None, min_length=1)
-    """Folder of the journal; unset keeps none."""
-
-    queue: int = Field(default=4096, ge=1)
-    """Records that wait for the disk."""
-
-    when_full: Literal["drop", "refuse"] = "refuse"
-    """Once the queue is full, ``refuse`` answers new requests with 503 and ``drop`` leaves records
-    out and counts them."""
-
-    fsync: Literal["never", "batch"] = "batch"
-    """``batch`` makes each batch of records durable before it is acknowledged."""
-
-
 class ServeSettings(Section):
     """``serve``: replicas, address, engine, limits."""
 
@@ -137,9 +120,6 @@ class ServeSettings(Section):
     """Format of weights and products; ``auto`` is bf16 where the device has bf16 units and fp32
     elsewhere."""
 
-    batch_invariant: bool = True
-    """Compute every answer in an order that does not depend on who else is served."""
-
     threads: int = Field(default=1, ge=1)
     """CPU threads of each replica."""
 
@@ -158,9 +138,6 @@ class ServeSettings(Section):
 
     auth: AuthSettings = AuthSettings()
     """Who may ask. The keys themselves never stand in the configuration."""
-
-    journal: JournalSettings = JournalSettings()
-    """Generated tokens on disk, written beside the decode loop."""
 
     @model_validator(mode="after")
     def _one_prompt_fits(self) -> ServeSettings:

@@ -117,6 +117,8 @@ def read_yaml(text: str, field: str) -> Any:
     except yaml.YAMLError as error:
         problem = f"is not valid YAML: {str(error).splitlines()[0]}"
         raise ConfigError(field, "text", problem, "Save it as plain UTF-8 text") from error
+    except RecursionError:
+        raise ConfigError(field, "text", "is nested too deeply", "Correct the brackets") from None
 
 
 def read_scalar(text: str) -> Any:

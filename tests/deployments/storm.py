@@ -1,0 +1,75 @@
+"""Clients that leave at random moments; ``python -m tests.deployments.storm`` sends 1,000."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import struct
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.deployments.running import NAME, Running, shoal_serve
+
+NUM_CLIENTS = 1000
+SPREAD_S = 2.0
+"""Time over which the clients come."""
+STAY_S = 0.5
+"""Longest that one stays."""
+
+_SHAPES = [(stream, n) for stream in (False, True) for n in (1, 4)]
+
+
+def storm(running: Running, num_clients: int) -> None:
+    """Have ``num_clients`` ask for long answers and leave after up to ``STAY_S``."""
+    asyncio.run(_storm(running.address, num_clients))
+
+
+async def _storm(address: str, num_clients: int) -> None:
+    await asyncio.gather(*(_client(address, number) for number in range(num_clients)))
+
+
+async def _client(address: str, number: int) -> None:
+    rng = random.Random(number)
+    stream, n = _SHAPES[number % len(_SHAPES)]
+    await asyncio.sleep(rng.uniform(0, SPREAD_S))
+    host, _, port = address.partition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request(stream=stream, n=n, prompt=f"client {number}", seed=number))
+    await asyncio.sleep(rng.uniform(0, STAY_S))
+    if number % 3 == 0:  # with a reset, as a killed client's machine does
+        end = writer.get_extra_info("socket")
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.close()
+
+
+def request(**fields: object) -> bytes:
+    """A completion request as it goes over the wire."""
+    content = json.dumps({"model": NAME, "max_tokens": 900} | fields)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}"
+    return f"{head}\r\nContent-Type: application/json\r\n\r\n{content}".encode()
+
+
+def main() -> None:
+    """Storm a server of two engines and say how long it took to be idle again."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        shoal_serve(Path(folder), "serve.replicas=2", "serve.kv.tokens=65536") as running,
+    ):
+        storm(running, NUM_CLIENTS)
+        begin = time.monotonic()
+        running.assert_idle(2.0)
+        took = time.monotonic() - begin
+        cancelled = sum(replica["cancelled"] for replica in running.replicas())
+        health = running.http.get("/health").json()["status"]
+    sys.stdout.write(
+        f"{NUM_CLIENTS} clients left; idle {took:.2f} s after the last; "
+        f"{cancelled} choices cancelled; health {health}\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""``shoal serve`` from end to end: two engines, two frontends, real clients, one Ray."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+from tests.deployments.running import (
+    NAME,
+    Running,
+    engine_pids,
+    shoal_serve,
+    wait_until,
+)
+from tests.deployments.storm import storm
+
+NUM_CLIENTS = 100
+NUM_BURST = 200
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Two engines and two frontends, with queues of few places."""
+    overrides = (
+        "serve.replicas=2",
+        "serve.batch.sequences=4",
+        "serve.limits.queue=8",
+        "serve.kv.block_tokens=16",
+        "serve.kv.tokens=8192",
+    )
+    with shoal_serve(tmp_path_factory.mktemp("serve"), *overrides) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(running: Running) -> Iterator[None]:
+    """After each test nothing runs and all blocks are free."""
+    yield
+    running.assert_idle(10.0)
+
+
+def test_the_terminal_shows_only_what_shoal_says(running: Running) -> None:
+    lines = running.process.output.splitlines()
+    assert lines[0].startswith(f"{NAME}: engines: 2, frontends: 2")
+    assert lines[1] == f"Ready at {running.url}/v1  (Ctrl-C ends it)"
+    assert len(lines) == 2, lines
+
+
+def test_the_official_client_chats_streams_and_gets_logprobs(running: Running) -> None:
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    chat = running.sdk.chat.completions.create(
+        model=NAME, messages=messages, max_tokens=6, temperature=0, logprobs=True, top_logprobs=2
+    )
+    choice = chat.choices[0]
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    assert len(choice.logprobs.content) == 6
+    assert all(len(entry.top_logprobs) == 2 for entry in choice.logprobs.content)
+    stream = running.sdk.chat.completions.create(
+        model=NAME, messages=messages, max_tokens=6, temperature=0, stream=True
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert text == choice.message.content
+    assert chat.system_fingerprint == running.replicas()[0]["certificate"]["fingerprint"]
+    assert running.sdk.models.list().data[0].id == NAME
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0},
+        {"seed": 3},
+        {"seed": 5, "n": 3, "temperature": 0.7, "top_k": 40},
+    ],
+)
+def test_the_bits_are_those_of_the_engine_itself(running: Running, fields: dict[str, Any]) -> None:
+    prompt = "The same bits, whoever computes them."
+    direct = running.direct(prompt.encode(), max_tokens=12, logprobs=1, **fields)
+    body = {"prompt": prompt, "max_tokens": 12, "logprobs": 1, "return_token_ids": True} | fields
+    for _ in range(4):  # by either engine, with and without its prefix cache
+        answer = running.complete(**body).json()
+        for choice, expected in zip(answer["choices"], direct, strict=True):
+            assert choice["text"] == expected.text
+            assert tuple(choice["token_ids"]) == expected.token_ids
+            assert expected.logprobs is not None
+            wanted = [entry.logprob for entry in expected.logprobs]
+            assert choice["logprobs"]["token_logprobs"] == wanted
+    finished = [replica["finished"] for replica in running.replicas()]
+    assert sum(finished) >= 4
+
+
+def test_seeds_have_their_effect_on_both_routes(running: Running) -> None:
+    def completion(seed: int | None) -> str:
+        answer = running.complete(seed=seed, temperature=1, max_tokens=16)
+        return str(answer.json()["choices"][0]["text"])
+
+    def chat(seed: int | None) -> str | None:
+        answer = running.sdk.chat.completions.create(
+            model=NAME,
+            messages=[{"role": "user", "content": "Hi"}],
+            seed=seed,
+            temperature=1,
+            max_tokens=16,
+        )
+        return answer.choices[0].message.content
+
+    for ask in (completion, chat):
+        assert ask(1) == ask(1) != ask(2)
+        assert ask(None) != ask(None)
+
+
+def test_both_engines_serve_and_say_the_same(running: Running) -> None:
+    prompts = [f"{number} bottles of beer on the wall" for number in range(24)]
+    before = [replica["finished"] for replica in running.replicas()]
+
+    def ask(prompt: str) -> str:
+        answer = running.complete(prompt=prompt, max_tokens=8, temperature=0)
+        return str(answer.json()["choices"][0]["text"])
+
+    with ThreadPoolExecutor(6) as threads:
+        together = list(threads.map(ask, prompts))
+    alone = [ask(prompt) for prompt in prompts]
+    assert together == alone
+    after = [replica["finished"] for replica in running.replicas()]
+    assert all(more > less for more, less in zip(after, before, strict=True))
+
+
+def test_clients_that_leave_free_what_they_held(running: Running) -> None:
+    storm(running, NUM_CLIENTS)
+    running.assert_idle(2.0)
+    assert running.http.get("/health").json()["status"] == "ok"
+
+
+def test_a_burst_is_answered_or_turned_away_at_once(running: Running) -> None:
+    connections = [
+        http.client.HTTPConnection(running.address, timeout=60) for _ in range(NUM_BURST)
+    ]
+    for connection in connections:
+        connection.connect()
+    all_ready = threading.Barrier(NUM_BURST)
+
+    def ask(number: int) -> tuple[int, float, str | None]:
+        body = {"model": NAME, "prompt": f"number {number}", "max_tokens": 300, "seed": number}
+        all_ready.wait()
+        begin = time.monotonic()
+        connections[number].request(
+            "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+        )
+        with connections[number].getresponse() as answer:
+            answer.read()
+            return answer.status, time.monotonic() - begin, answer.getheader("retry-after")
+
+    with ThreadPoolExecutor(NUM_BURST) as threads:
+        answers = list(threads.map(ask, range(NUM_BURST)))
+    for connection in connections:
+        connection.close()
+    statuses = {status for status, _, _ in answers}
+    assert 200 in statuses and statuses & {429, 503} and statuses <= {200, 429, 503}
+    slowest = max(took for status, took, _ in answers if status == 200)
+    for status, took, retry_after in answers:
+        if status != 200:
+            assert retry_after == "1" and took <= slowest
+
+
+def test_a_stream_outlives_its_engine(running: Running) -> None:
+    expected = running.direct(b"Go on", max_tokens=3000, seed=11, ignore_eos=True)[0]
+    received: list[int] = []
+    began = threading.Event()
+
+    def read() -> None:
+        stream = running.sdk.completions.create(
+            model=NAME,
+            prompt="Go on",
+            max_tokens=3000,
+            seed=11,
+            stream=True,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+        for chunk in stream:
+            extra = chunk.choices[0].model_extra or {}
+            received.extend(extra["token_ids"])
+            if len(received) > 20:
+                began.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert began.wait(30)
+    busy = [place for place, each in enumerate(running.replicas()) if each["running"]]
+    assert len(busy) == 1
+    os.kill(engine_pids(running)[busy[0]], signal.SIGKILL)
+    reader.join(60)
+    assert tuple(received) == expected.token_ids
+    health = running.http.get("/health").json()
+    assert health["status"] == "degraded" and not health["replicas"][busy[0]]["progresses"]
+    wait_until(lambda: running.http.get("/health").json()["status"] == "ok", 60)
+    wait_until(lambda: len(running.replicas()) == 2, 10)
+
+
+def test_an_engine_that_stands_still_shows_in_health_and_is_avoided(running: Running) -> None:
+    stopped = engine_pids(running)[0]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        wait_until(lambda: running.http.get("/health").json()["status"] == "degraded", 10)
+        for number in range(6):
+            assert running.complete(prompt=f"{number}", temperature=0).status_code == 200
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    wait_until(lambda: running.http.get("/health").json()["status"] == "ok", 10)
+
+
+def test_without_any_engine_requests_are_refused_until_one_is_back(running: Running) -> None:
+    for pid in engine_pids(running):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: running.http.get("/health").status_code == 503, 10)
+    with pytest.raises(openai.InternalServerError) as refusal:
+        running.sdk.completions.create(model=NAME, prompt="Hi")
+    assert refusal.value.status_code == 503 and "retry-after" in refusal.value.response.headers
+    wait_until(lambda: running.http.get("/health").json()["status"] == "ok", 60)
+    assert running.complete(temperature=0).status_code == 200
