@@ -11,6 +11,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "kuberay/overlays/cluster/raycluster.yaml"
 JOB = ROOT / "kuberay/overlays/job/rayjob.yaml"
+SERVICE = ROOT / "kuberay/overlays/serve/rayservice.yaml"
+CLUSTER_KEYS = {"RayJob": "rayClusterSpec", "RayService": "rayClusterConfig"}
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -21,9 +23,10 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def cluster_spec(document: dict[str, Any]) -> dict[str, Any]:
-    """The cluster inside a RayCluster or a RayJob."""
+    """The cluster that a RayCluster is, or that a RayJob or RayService holds."""
     spec: dict[str, Any] = document["spec"]
-    return spec["rayClusterSpec"] if document["kind"] == "RayJob" else spec
+    key = CLUSTER_KEYS.get(document["kind"])
+    return spec if key is None else spec[key]
 
 
 def groups(document: dict[str, Any]) -> list[dict[str, Any]]:

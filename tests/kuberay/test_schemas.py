@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.kuberay.manifests import CLUSTER, JOB, ROOT, load
+from tests.kuberay.manifests import CLUSTER, JOB, ROOT, SERVICE, load
 
 SCHEMAS = ROOT.parent / "shared" / "kuberay-1.7.0"
-KINDS = {CLUSTER: "raycluster", JOB: "rayjob"}
+KINDS = {CLUSTER: "raycluster", JOB: "rayjob", SERVICE: "rayservice"}
 
 
 @pytest.fixture(params=KINDS, ids=lambda path: path.stem)

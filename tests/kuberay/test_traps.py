@@ -16,6 +16,7 @@ from tests.kuberay.manifests import (
     CLUSTER,
     JOB,
     ROOT,
+    SERVICE,
     cluster_spec,
     groups,
     load,
@@ -25,10 +26,10 @@ from tests.kuberay.manifests import (
 
 GIBIBYTE = 2**30
 SUFFIXES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
-NAME_LIMITS = {"RayCluster": 53, "RayJob": 47}
+NAME_LIMITS = {"RayCluster": 53, "RayJob": 47, "RayService": 47}
 
 
-@pytest.fixture(params=[CLUSTER, JOB], ids=lambda path: path.stem)
+@pytest.fixture(params=[CLUSTER, JOB, SERVICE], ids=lambda path: path.stem)
 def document(request: pytest.FixtureRequest) -> dict[str, Any]:
     return load(request.param)
 
@@ -101,12 +102,13 @@ def test_worker_groups_have_a_fixed_checked_size(document: dict[str, Any]) -> No
         assert group["minReplicas"] == group["replicas"] == group["maxReplicas"] > 0
 
 
-def test_workers_hold_the_demo(document: dict[str, Any]) -> None:
+@pytest.mark.parametrize("path", [CLUSTER, JOB], ids=lambda path: path.stem)
+def test_workers_hold_the_demo(path: Path) -> None:
     demo = yaml.safe_load((ROOT / "examples/demo.yaml").read_text())
     workers = sum(
         group["replicas"]
         * int(group["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"])
-        for group in cluster_spec(document)["workerGroupSpecs"]
+        for group in cluster_spec(load(path))["workerGroupSpecs"]
     )
     assert workers >= demo["cluster"]["workers"] * demo["cluster"].get("threads_per_worker", 1)
 
@@ -191,7 +193,9 @@ def test_job_ends_and_cleans_up_on_purpose(job: dict[str, Any]) -> None:
     assert set(kept_s) == {"jobStatus SUCCEEDED", "jobStatus FAILED", "jobDeploymentStatus Failed"}
 
 
-@pytest.mark.parametrize(("overlay", "kind"), [("cluster", "RayCluster"), ("job", "RayJob")])
+@pytest.mark.parametrize(
+    ("overlay", "kind"), [("cluster", "RayCluster"), ("job", "RayJob"), ("serve", "RayService")]
+)
 def test_overlays_build(overlay: str, kind: str) -> None:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
