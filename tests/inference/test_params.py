@@ -76,7 +76,8 @@ def test_requests_travel_with_their_seed() -> None:
 
 
 def _limits(**changes: int) -> Limits:
-    return Limits(**({"vocab_size": 10, "context_length": 8, "num_blocks": 4} | changes))
+    sizes: dict[str, Any] = {"vocab_size": 10, "context_length": 8, "num_blocks": 4}
+    return Limits(**(sizes | changes))
 
 
 @pytest.mark.parametrize(
