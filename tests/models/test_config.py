@@ -58,6 +58,23 @@ def test_every_family_has_a_tiny_config() -> None:
         ({"hidden_act": "gelu"}, "model.config.hidden_act"),
         ({"hidden_size": "66"}, "model.config.hidden_size"),
         ({"hidden_size": True}, "model.config.hidden_size"),
+        ({"rope_scaling": "linear"}, "model.config.rope_scaling"),
+        ({"rope_parameters": [1]}, "model.config.rope_parameters"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, "model.config.rope_parameters.rope_type"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": "x"}},
+            "model.config.rope_parameters.beta_fast",
+        ),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 2.0,
+                    "original_max_position_embeddings": "x",
+                }
+            },
+            "model.config.rope_parameters.original_max_position_embeddings",
+        ),
         ({"num_hidden_layers": 0}, "model.config.num_hidden_layers"),
         ({"num_key_value_heads": 2}, "model.config.num_key_value_heads"),
         ({"head_dim": 21}, "model.config.head_dim"),

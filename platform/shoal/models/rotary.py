@@ -62,7 +62,7 @@ class RotaryConfig:
 
         ``context`` is ``max_position_embeddings``. Raises ``ConfigError`` for other kinds.
         """
-        given = dict(hf.get("rope_scaling") or hf.get("rope_parameters") or {})
+        given = _given(hf)
         kind = given.get("rope_type") or given.get("type") or "default"
         thetas = (given.get("rope_theta"), hf.get("rope_theta"), default_theta)
         theta = next(value for value in thetas if value is not None)
@@ -70,9 +70,13 @@ class RotaryConfig:
         original = None
         if kind in ("yarn", "llama3"):
             original = int(
-                hf.get("original_max_position_embeddings")
-                or given.get("original_max_position_embeddings")
-                or context
+                _positive(
+                    "original_max_position_embeddings",
+                    hf.get("original_max_position_embeddings")
+                    or given.get("original_max_position_embeddings")
+                    or context,
+                    kind,
+                )
             )
         factor = given.get("factor")
         if factor is None and kind == "yarn" and original is not None:
@@ -88,8 +92,24 @@ class RotaryConfig:
         )
 
 
-def _check(hf: Mapping[str, Any], given: Mapping[str, Any], kind: str, theta: Any) -> None:
-    if kind not in _FREQUENCIES:
+def _given(hf: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mapping under whichever of the two keys holds one."""
+    for key in ("rope_scaling", "rope_parameters"):
+        value = hf.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigError(
+                f"model.config.{key}",
+                value,
+                "it must be a mapping or null",
+                "Give, say, {rope_type: linear, factor: 2.0}",
+            )
+        if value:
+            return value
+    return {}
+
+
+def _check(hf: Mapping[str, Any], given: Mapping[str, Any], kind: Any, theta: Any) -> None:
+    if not isinstance(kind, str) or kind not in _FREQUENCIES:
         raise ConfigError(
             f"{FIELD}.rope_type",
             kind,
@@ -146,14 +166,16 @@ def _yarn_fields(given: Mapping[str, Any], kind: str, factor: float) -> dict[str
     attention_factor = given.get("attention_factor")
     scale, scale_all = given.get("mscale"), given.get("mscale_all_dim")
     if attention_factor is None and scale and scale_all:
+        scale = _positive("mscale", scale, kind)
+        scale_all = _positive("mscale_all_dim", scale_all, kind)
         attention_factor = _yarn_scale(factor, scale) / _yarn_scale(factor, scale_all)
     elif attention_factor is None:
         attention_factor = _yarn_scale(factor, 1.0)
     return {
-        "beta_fast": float(given.get("beta_fast") or 32),
-        "beta_slow": float(given.get("beta_slow") or 1),
+        "beta_fast": _positive("beta_fast", given.get("beta_fast") or 32, kind),
+        "beta_slow": _positive("beta_slow", given.get("beta_slow") or 1, kind),
         "truncate": bool(given.get("truncate", True)),
-        "attention_factor": float(attention_factor),
+        "attention_factor": _positive("attention_factor", attention_factor, kind),
     }
 
 
