@@ -105,6 +105,9 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path.write_text('{"text": "one"}\n["two"]')
     with pytest.raises(ConfigError, match="line 2.*not an object"):
         _read(path)
+    path.write_text('{"text": ' + "[" * 100_000)
+    with pytest.raises(ConfigError, match="line 1.*nested too deeply"):
+        _read(path)
 
 
 def test_a_missing_key_is_named_with_the_nearest(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def test_a_format_named_for_a_folder_takes_its_endings_only(tmp_path: Path) -> N
         ("empty_folder", {}, "it holds no text file"),
         ("folder_of_empty", {}, "it is empty"),
         ("picture.png", {}, "it is a binary file"),
+        ("pipe", {}, "neither a file nor a folder"),
         ("empty_folder", {"format": "parquet"}, "it holds no parquet file"),
     ],
 )
@@ -107,6 +108,7 @@ def test_nothing_to_read_is_refused(
     (tmp_path / "empty_folder").mkdir()
     _write(tmp_path, "empty.txt", "folder_of_empty/a", "folder_of_empty/b", content=b"")
     _write(tmp_path, "picture.png", content=b"\x89PNG\0")
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match=problem) as refusal:
         _names(tmp_path / path, tmp_path, **settings)
     assert refusal.value.field == f"{FIELD}.path"

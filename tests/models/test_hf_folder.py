@@ -198,6 +198,9 @@ def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="not valid JSON"):
         HFWeights(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        HFWeights(tmp_path)
 
 
 def weights_of(hf: dict[str, Any]) -> tuple[DecoderConfig, dict[str, torch.Tensor]]:

@@ -93,6 +93,10 @@ def _parse(text: str, field: str, origin: Origin) -> dict[str, Any]:
         raise ConfigError(
             f"{field}.path", str(origin), f"it is not JSON: {error}", "Mend or remove the line"
         ) from error
+    except RecursionError:
+        raise ConfigError(
+            f"{field}.path", str(origin), "it is nested too deeply", "Mend or remove the line"
+        ) from None
     if not isinstance(row, dict):
         raise ConfigError(
             f"{field}.path",

@@ -114,6 +114,10 @@ def _paths(source: SourceSettings, field: str) -> list[tuple[Path, bool]]:
         if path.is_dir():
             for inside in _walk(path):
                 found.setdefault(inside, False)
+        elif not path.is_file():  # reading a pipe or a device may never end
+            raise ConfigError(
+                f"{field}.path", str(path), "it is neither a file nor a folder", "Name a file"
+            )
         else:
             found[path] = not glob.has_magic(source.path)
     chosen = [(path, is_named) for path, is_named in found.items() if _included(path, source)]

@@ -41,6 +41,10 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ConfigError(
             _FIELD, str(path), f"it is not valid JSON: {error}", "Fetch the file again"
         ) from error
+    except RecursionError:
+        raise ConfigError(
+            _FIELD, str(path), "it is not valid JSON: nested too deeply", "Fetch the file again"
+        ) from None
     if not isinstance(value, dict):
         raise ConfigError(_FIELD, str(path), "it is not a JSON object", "Fetch the file again")
     return value
