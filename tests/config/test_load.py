@@ -152,6 +152,9 @@ def test_paths_that_are_no_file(tmp_path: Path) -> None:
         ("train.steps=true", "train.steps", "must be an integer"),
         ("run.name=7", "run.name", 'Put it in quotes: "7"'),
         ("run.name=../up", "run.name", "must be letters"),
+        (f"run.name={'x' * 201}", "run.name", "200 at most"),
+        ("run.dir=a\0b", "run.dir", "holds a NUL"),
+        ("data.sources.0.path=a\udcff", "data.sources.0.path", "a character that UTF-8 lacks"),
         ("run.seed=9223372036854775808", "run.seed", "less than 9223372036854775808"),
         ("optimizer.lr=.nan", "optimizer.lr", "must be a finite number"),
         ("optimizer.lr=.inf", "optimizer.lr", "must be a finite number"),
@@ -179,6 +182,7 @@ def test_paths_that_are_no_file(tmp_path: Path) -> None:
         ("=1", "--set", "is not key=value"),
         ("train..steps=1", "--set", "is not key=value"),
         ("optimizer.betas=[0.9", "--set optimizer.betas", "is not valid YAML"),
+        ("optimizer.betas=" + "[" * 5000, "--set optimizer.betas", "nested too deeply"),
     ],
 )
 def test_refused_values(tmp_path: Path, override: str, field: str, words: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 def config_from_tree(tree: dict[str, Any]) -> Config:
     """The configuration that plain values (mappings, lists, text, numbers) describe."""
+    ConfigErrors.raise_any(list(_unwritable_texts(tree, "")))
     try:
         # Lists stand for tuples and words for enum members in JSON mode only, and strictness
         # (no text for a number, no number for text) holds there as well.
@@ -38,6 +39,18 @@ def config_from_tree(tree: dict[str, Any]) -> Config:
         problems = config_errors(error)
     ConfigErrors.raise_any(problems)
     raise AssertionError("pydantic refused the tree without saying why")
+
+
+def _unwritable_texts(value: Any, field: str) -> Iterator[ConfigError]:
+    """A refusal of each text that neither a path nor a file in UTF-8 can hold."""
+    if isinstance(value, dict | list):
+        for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _unwritable_texts(below, f"{field}.{key}" if field else str(key))
+    elif isinstance(value, str):
+        # A surrogate stands for a byte of an argument that is not UTF-8.
+        if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+            problem = "holds a NUL or a character that UTF-8 lacks"
+            yield ConfigError(field, value, problem, "Write it as plain UTF-8 text")
 
 
 def dump_config(config: Config) -> str:
