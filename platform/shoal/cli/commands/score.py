@@ -16,7 +16,6 @@ from shoal.cli.serving import (
     check_folder,
     use_threads,
 )
-from shoal.data.tokenizer import Tokenizer
 from shoal.errors import ConfigError
 
 
@@ -52,14 +51,15 @@ def score(
         typer.echo(json.dumps({"tokens": tokens, "logprobs": [None, *logprobs]}))
 
 
-def _lines(file: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
+# The type of the tokenizer would load torch, and so slow every command down.
+def _lines(file: Path, tokenizer: Any) -> Iterator[list[int]]:
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield _tokens(number, line, tokenizer)
 
 
-def _tokens(number: int, line: str, tokenizer: Tokenizer) -> list[int]:
+def _tokens(number: int, line: str, tokenizer: Any) -> list[int]:
     remedy = 'Give {"tokens": [1, 2]}, {"prompt": "text"} or {"messages": [...]}'
     where = f"line {number}"
     try:
@@ -67,9 +67,9 @@ def _tokens(number: int, line: str, tokenizer: Tokenizer) -> list[int]:
     except json.JSONDecodeError as error:
         raise ConfigError("FILE", where, f"it is not valid JSON: {error}", remedy) from error
     if isinstance(value, dict) and isinstance(value.get("prompt"), str):
-        return tokenizer.encode(value["prompt"])
+        return list(tokenizer.encode(value["prompt"]))
     if isinstance(value, dict) and isinstance(value.get("messages"), list):
-        return tokenizer.encode_chat(value["messages"]).tokens
+        return list(tokenizer.encode_chat(value["messages"]).tokens)
     tokens = value.get("tokens") if isinstance(value, dict) else None
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
         raise ConfigError("FILE", where, "it has nothing to score", remedy)
