@@ -86,6 +86,8 @@ def _limits(**changes: int) -> Limits:
         ("prompt", (), {}),
         ("prompt", (1, 10), {}),
         ("prompt", (-1,), {}),
+        ("prompt", (1.0,), {}),
+        ("prompt", (True,), {}),
         ("logit_bias", (1,), {"logit_bias": ((10, 1.0),)}),
         ("logit_bias", (1,), {"logit_bias": tuple((token, 1.0) for token in range(4))}),
         ("stop_token_ids", (1,), {"stop_token_ids": (10,)}),
@@ -98,7 +100,7 @@ def _limits(**changes: int) -> Limits:
     ],
 )
 def test_what_an_engine_cannot_take_is_refused_by_name(
-    field: str, prompt: tuple[int, ...], params: dict[str, Any]
+    field: str, prompt: tuple[Any, ...], params: dict[str, Any]
 ) -> None:
     limits = _limits(
         max_logit_biases=3, max_stops=2, max_stop_length=5, max_choices=9, max_logprobs=5

@@ -132,7 +132,7 @@ class Limits:
 
     def _check_vocabulary(self, field: str, tokens: Iterable[int]) -> None:
         for token in tokens:
-            if not 0 <= token < self.vocab_size:
+            if type(token) is not int or not 0 <= token < self.vocab_size:
                 raise ConfigError(
                     field,
                     token,
