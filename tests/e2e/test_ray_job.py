@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -18,10 +19,9 @@ from pathlib import Path
 import pytest
 
 from shoal.checkpoint import newest
-from shoal.config import dump_config
 from shoal.training import EventReader
 from tests.e2e.shoal_process import plain_environment
-from tests.training.tiny import make_config, write_text
+from tests.training.tiny import config_tree, write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -48,11 +48,13 @@ def _head() -> Iterator[Head]:
     environment = plain_environment(
         RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32), RAY_USAGE_STATS_ENABLED="0"
     )
-    gcs, dashboard = _free_port(), _free_port()
+    gcs, dashboard, agent = _free_port(), _free_port(), _free_port()
     # A short path: the names of Ray's sockets below it must stay under 108 characters.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         command = [RAY, "start", "--head", "--block", "--num-cpus=4", f"--temp-dir={folder}"]
         command += [f"--port={gcs}", f"--dashboard-port={dashboard}", "--disable-usage-stats"]
+        # The agent takes the job; its usual port may be another Ray's.
+        command += [f"--dashboard-agent-listen-port={agent}"]
         log = Path(folder) / "start.txt"
         with log.open("w") as output:
             process = subprocess.Popen(
@@ -63,6 +65,7 @@ def _head() -> Iterator[Head]:
             )
         try:
             _wait_for_port(dashboard, process, log)
+            _wait_for_port(agent, process, log)
             yield Head(dashboard=f"http://127.0.0.1:{dashboard}", environment=environment)
         finally:
             process.terminate()
@@ -77,7 +80,22 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> No
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.2)
-    raise AssertionError(f"no dashboard:\n{log.read_text()}")
+    raise AssertionError(f"nothing listens on port {port}:\n{log.read_text()}")
+
+
+def _submit(head: Head, working: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Submit ``shoal`` with a working directory and wait for the job's end."""
+    command = [RAY, "job", "submit", "--address", head.dashboard, "--working-dir", str(working)]
+    command += ["--", "PYTHONPATH=platform:actors", sys.executable, "-m", "shoal", *arguments]
+    deadline = time.monotonic() + 120
+    while True:
+        job = subprocess.run(
+            command, env=head.environment, capture_output=True, text=True, timeout=400, cwd=os.sep
+        )
+        # The dashboard answers before the agent that takes jobs is there.
+        if "No available agent" not in job.stderr or time.monotonic() > deadline:
+            return job
+        time.sleep(1)
 
 
 @pytest.mark.timeout(600)
@@ -93,34 +111,16 @@ def test_a_job_trains_from_its_working_directory(tmp_path: Path) -> None:
             f"import os, pathlib\npathlib.Path({str(imports)!r}, str(os.getpid())).touch()\n"
         )
     write_text(working / "text.txt")
-    config = make_config(
+    tree = config_tree(
         working,
         run={"dir": str(tmp_path / "runs")},
         cluster={"workers": 2, "device": "cpu"},
         train={"steps": 4, "global_batch": 4},
     )
-    relative = config.model_copy(
-        update={
-            "data": config.data.model_copy(
-                update={
-                    "sources": (config.data.sources[0].model_copy(update={"path": "text.txt"}),)
-                }
-            )
-        }
-    )
-    (working / "tiny.yaml").write_text(dump_config(relative))
+    tree["data"]["sources"] = [{"path": "text.txt"}]
+    (working / "tiny.yaml").write_text(json.dumps(tree))
     with _head() as head:
-        command = [RAY, "job", "submit", "--address", head.dashboard]
-        command += ["--working-dir", str(working), "--", "PYTHONPATH=platform:actors"]
-        command += [sys.executable, "-m", "shoal", "train", "tiny.yaml"]
-        job = subprocess.run(
-            command,
-            env=head.environment,
-            capture_output=True,
-            text=True,
-            timeout=400,
-            cwd=os.sep,
-        )
+        job = _submit(head, working, ["train", "tiny.yaml"])
     assert job.returncode == 0, job.stdout + job.stderr
     assert "step 4/4  loss" in job.stdout
     folder = tmp_path / "runs" / "run"

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from shoal.checkpoint import Manifest, newest
-from shoal.config import dump_config
+from shoal.config import config_from_tree
 from shoal.training import EventReader, TrainResult, train
 from tests.e2e.shoal_process import ShoalProcess
 from tests.ranks import RankPool
-from tests.training.tiny import MODEL, make_config, make_job, write_text
+from tests.training.tiny import MODEL, config_tree, make_job, write_text
 
 STEPS = 240
 
@@ -48,7 +48,7 @@ def _content(folder: Path) -> dict[str, str]:
 @pytest.mark.timeout(900)  # four commands, each of which starts a Ray of its own
 def test_a_run_survives_everything_bit_for_bit(tmp_path: Path, ranks: RankPool) -> None:
     write_text(tmp_path / "text.txt", num_bytes=20_000)
-    config = make_config(
+    tree = config_tree(
         tmp_path,
         model={"config": {**MODEL, "attention_dropout": 0.1}},
         data={"seq_len": 48},
@@ -58,9 +58,9 @@ def test_a_run_survives_everything_bit_for_bit(tmp_path: Path, ranks: RankPool) 
         train={"steps": STEPS, "global_batch": 8},
         checkpoint={"every": 20},
     )
-    calm = config.model_copy(update={"run": config.run.model_copy(update={"name": "calm"})})
-    ranks.run(2, _train, make_job(calm))
-    (tmp_path / "run.yaml").write_text(dump_config(config))
+    calm = {**tree, "run": {**tree["run"], "name": "calm"}}
+    ranks.run(2, _train, make_job(config_from_tree(calm)))
+    (tmp_path / "run.yaml").write_text(json.dumps(tree))
     folder = tmp_path / "runs" / "run"
     command = ["train", "run.yaml"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.config import Config
+from shoal.config import Config, config_from_tree
 from shoal.data import load_tokenizer, prepare
 from shoal.plan import resolve_precision
 from shoal.training import TrainJob
@@ -44,13 +44,13 @@ def write_text(path: Path, *, num_bytes: int = 3000, seed: int = 5) -> Path:
     return path
 
 
-def make_config(folder: Path, **sections: dict[str, Any]) -> Config:
+def config_tree(folder: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """A run in ``folder`` on ``folder/text.txt``; ``sections`` are laid over section by section."""
     tree: dict[str, dict[str, Any]] = {
         "run": {"name": "run", "dir": str(folder / "runs"), "seed": 7},
         "model": {"config": dict(MODEL)},
         "data": {
-            "sources": ({"path": str(folder / "text.txt")},),
+            "sources": [{"path": str(folder / "text.txt")}],
             "tokenizer": "bytes",
             "seq_len": 24,
         },
@@ -61,7 +61,12 @@ def make_config(folder: Path, **sections: dict[str, Any]) -> Config:
     }
     for name, values in sections.items():
         tree[name] = {**tree.get(name, {}), **values}
-    return Config.model_validate(tree)
+    return tree
+
+
+def make_config(folder: Path, **sections: dict[str, Any]) -> Config:
+    """The configuration of that tree."""
+    return config_from_tree(config_tree(folder, **sections))
 
 
 def make_job(config: Config) -> TrainJob:
