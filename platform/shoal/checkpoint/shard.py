@@ -95,14 +95,26 @@ def pack(path: tuple[str, ...], value: object) -> Blob:
 
     Plain values, containers and tensors can be: nothing that runs code on reading.
     """
+    _refuse_unsafe(".".join(path), value)
     stream = io.BytesIO()
     torch.save(value, stream)
-    try:
-        unpack(stream.getvalue())
-    except Exception as error:  # the unpickler raises many kinds; all say the same here
-        key = ".".join(path)
-        raise WorkError(f"{key} holds what a checkpoint cannot keep: {error}") from error
     return Blob(path=path, data=stream.getvalue())
+
+
+def _refuse_unsafe(key: str, value: object) -> None:
+    """Look at the types themselves: what the unpickler takes grows with what others imported."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _refuse_unsafe(key, name)
+            _refuse_unsafe(f"{key}.{name}", item)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _refuse_unsafe(f"{key}.{index}", item)
+    elif type(value) not in (torch.Tensor, str, bytes, int, float, bool, type(None)):
+        raise WorkError(
+            f"{key} holds what a checkpoint cannot keep, a {type(value).__name__}: give plain "
+            "values, tensors, and lists, tuples and dicts of them."
+        )
 
 
 def unpack(data: bytes) -> Any:
