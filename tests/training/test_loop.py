@@ -157,6 +157,19 @@ def test_a_rank_starts_from_the_checkpoint_of_another_run(tmp_path: Path, ranks:
     assert result.checkpoint is not None and result.checkpoint.parent.parent.name == "second"
 
 
+def test_a_resume_with_another_model_is_refused_and_harms_nothing(
+    tmp_path: Path, ranks: RankPool
+) -> None:
+    write_text(tmp_path / "text.txt")
+    ranks.run(1, _train, _job(tmp_path, "one", steps=2))
+    folder = tmp_path / "runs" / "one"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    other = {"config": {**MODEL, "intermediate_size": 131}}
+    with pytest.raises(RankFailure, match="checkpoint.resume"):
+        ranks.run(1, _train, _job(tmp_path, "one", steps=4, model=other))
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_before_the_update(
     tmp_path: Path, ranks: RankPool
 ) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from shoal.checkpoint import RunFolder, newest
-from shoal.config import Config, dump_config
+from shoal.config import Config
 from shoal.data import DatasetSpec, load_tokenizer, prepare, tokenizer_name
 from shoal.errors import ConfigError, EndedEarly, WorkError
 from shoal.plan import Machine, Plan, make_plan, read_decoder_config
@@ -40,7 +40,6 @@ from shoal_actors.train.paths import with_absolute_paths
 from shoal_actors.train.stop import Terminated, sigterm_raises
 from shoal_actors.train.worker import LOGS_FOLDER, work
 
-CONFIG_FILE = "config.yaml"
 TOKENS_FOLDER = ".tokens"
 """Cache of tokenized data in ``run.dir``; no run can have this name."""
 
@@ -132,7 +131,6 @@ def _train(config: Config, console: Console) -> TrainResult:
             device=plan.device,
         )
         job.sampler()  # refuses too little data
-        (folder.path / CONFIG_FILE).write_text(dump_config(config), encoding="utf-8")
         result = _supervise(job, gang, console)
     if not result.is_out_of_data:
         console.print(f"Done: {result.checkpoint}", markup=False, highlight=False, soft_wrap=True)

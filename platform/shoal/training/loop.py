@@ -28,7 +28,7 @@ from shoal.checkpoint import (
     restore_rng,
     save,
 )
-from shoal.config import Config
+from shoal.config import Config, dump_config
 from shoal.data import Batch, Sampler, SequenceDataset, rank_share, tokenizer_name
 from shoal.models import Decoder
 from shoal.plan import Batches, topology_of
@@ -39,6 +39,9 @@ from shoal.training.metrics import MetricsWriter, StepMetrics
 from shoal.training.process import device_of, kernel_settings, seed_rank
 from shoal.training.start import starting_point
 from shoal.training.step import Stepper
+
+CONFIG_FILE = "config.yaml"
+"""Where, in a run's folder, its resolved configuration stands."""
 
 
 def train(job: TrainJob, on_step: Callable[[StepMetrics], None] | None = None) -> TrainResult:
@@ -100,6 +103,10 @@ class _Run:
         """Start, step until the steps or the data end, save on the way and at the end."""
         start = self._choose()
         step = self._begin(start)
+        if self.rank == 0:
+            # Not before: a configuration that does not fit the run's checkpoint is refused by then.
+            path = self.job.folder.path / CONFIG_FILE
+            path.write_text(dump_config(self.job.config), encoding="utf-8")
         is_own = start is not None and start.parent == self.job.folder.checkpoints
         saved = step if is_own else None
         every = self.job.config.checkpoint.every
