@@ -95,6 +95,22 @@ def test_all_kernels_are_proven() -> None:
         assert any("attention" in kernel.name for kernel in certificate.kernels)
 
 
+@pytest.mark.parametrize("name", ["llama3", "qwen2_moe"])
+def test_without_the_promise_results_are_close_and_nothing_is_claimed(name: str) -> None:
+    config = DecoderConfig.from_hf(TINY[name])
+    weights = RandomWeights(parameter_shapes(config))
+    bounds: dict[fixed.Kind, float] = {"fp32": 1e-5, "bf16": 0.02}
+    for kind, bound in bounds.items():
+        model = ServedModel(config, weights, kind, batch_invariant=False)
+        (found,) = logits_of(model, PROMPTS[2:3])
+        (expected,) = logits_of(random_model(TINY[name], kind), PROMPTS[2:3])
+        assert relative(found, expected) < bound
+        certificate = model.certify()
+        assert not certificate.passed and "switched off" in certificate.failures[0]
+    with pytest.raises(ConfigError, match="MXFP8"):
+        ServedModel(config, weights, "mxfp8", batch_invariant=False)
+
+
 def test_an_unknown_family_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(ConfigError, match="model_type = 'mamba'"):

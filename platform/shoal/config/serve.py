@@ -120,6 +120,10 @@ class ServeSettings(Section):
     """Format of weights and products; ``auto`` is bf16 where the device has bf16 units and fp32
     elsewhere."""
 
+    batch_invariant: bool = True
+    """Compute every answer in an order that does not depend on who else is served; ``false`` takes
+    torch's own products, whose bits do."""
+
     threads: int = Field(default=1, ge=1)
     """CPU threads of each replica."""
 

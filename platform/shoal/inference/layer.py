@@ -1,8 +1,9 @@
 """A decoder layer for serving: packed weights, rows instead of sequences.
 
 T rows, H hidden size, D head size. Each operation is one of ``shoal.ops.fixed``, or elementwise
-with one rounding, so a row's bits depend on that row and its cache alone; they are the bits of
-``shoal.models.Decoder`` under ``shoal.ops.fixed_order``, whose operations these are too.
+with one rounding, so with ``FixedPacking`` a row's bits depend on that row and its cache alone;
+they are the bits of ``shoal.models.Decoder`` under ``shoal.ops.fixed_order``, whose operations
+these are too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.inference.packing import Packing
 from shoal.inference.rows import Rows
 from shoal.models import DecoderConfig
 from shoal.models.families import QueryKeyNorm
@@ -40,7 +42,7 @@ class ServedAttention:
     """Causal self-attention of layer ``layer``, queries, keys and values by one product."""
 
     def __init__(
-        self, config: DecoderConfig, layer: int, weights: Weights, kind: fixed.Kind
+        self, config: DecoderConfig, layer: int, weights: Weights, packing: Packing
     ) -> None:
         self.layer = layer
         self.window = config.windows[layer]
@@ -53,9 +55,9 @@ class ServedAttention:
         if config.query_key_value_bias:
             bias = torch.cat([weights(f"{name}.bias") for name in names])
         fused = torch.cat([weights(f"{name}.weight") for name in names])
-        self.inputs = fixed.PackedLinear.pack(fused, bias, kind=kind)
+        self.inputs = packing.linear(fused, bias)
         output_bias = weights("o_proj.bias") if config.output_bias else None
-        self.output = fixed.PackedLinear.pack(weights("o_proj.weight"), output_bias, kind=kind)
+        self.output = packing.linear(weights("o_proj.weight"), output_bias)
         if self.norm is not QueryKeyNorm.NONE:
             self.query_norm, self.key_norm = weights("q_norm.weight"), weights("k_norm.weight")
 
@@ -101,14 +103,14 @@ class ServedAttention:
 class ServedMLP:
     """``down(silu(gate(x)) * up(x))``, gate and up by one product."""
 
-    def __init__(self, weights: Weights, kind: fixed.Kind, *, bias: bool = False) -> None:
+    def __init__(self, weights: Weights, packing: Packing, *, bias: bool = False) -> None:
         fused = torch.cat([weights("gate_proj.weight"), weights("up_proj.weight")])
         fused_bias = None
         if bias:
             fused_bias = torch.cat([weights("gate_proj.bias"), weights("up_proj.bias")])
-        self.gate_up = fixed.PackedLinear.pack(fused, fused_bias, kind=kind)
+        self.gate_up = packing.linear(fused, fused_bias)
         down_bias = weights("down_proj.bias") if bias else None
-        self.down = fixed.PackedLinear.pack(weights("down_proj.weight"), down_bias, kind=kind)
+        self.down = packing.linear(weights("down_proj.weight"), down_bias)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[T, H]`` to the same."""
@@ -119,22 +121,19 @@ class ServedMLP:
 class ServedExperts:
     """A mixture of experts in the place of the MLP."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights, kind: fixed.Kind) -> None:
+    def __init__(self, config: DecoderConfig, weights: Weights, packing: Packing) -> None:
         experts = config.experts
         assert experts is not None
         self.per_token, self.normalize = experts.experts_per_token, experts.normalize_weights
-        self.router = fixed.PackedLinear.pack(weights("gate.weight"), kind="fp32")
-        self.experts = fixed.PackedExperts.pack(
-            weights("experts.gate_up_proj"),
-            weights("experts.down_proj"),
-            experts.num_experts,
-            kind=kind,
+        self.router = packing.linear(weights("gate.weight").float(), kind="fp32")
+        self.experts = packing.experts(
+            weights("experts.gate_up_proj"), weights("experts.down_proj"), experts.num_experts
         )
         self.shared = None
         if experts.shared_intermediate_size is not None:
-            self.shared = ServedMLP(lambda name: weights(f"shared_expert.{name}"), kind)
+            self.shared = ServedMLP(lambda name: weights(f"shared_expert.{name}"), packing)
             gate = weights("shared_expert_gate.weight")
-            self.shared_gate = fixed.PackedLinear.pack(gate, kind="fp32")
+            self.shared_gate = packing.linear(gate, kind="fp32")
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[T, H]`` to the same."""
@@ -150,19 +149,19 @@ class ServedLayer:
     """Attention and MLP, each on normalized input and added to it."""
 
     def __init__(
-        self, config: DecoderConfig, layer: int, weights: Weights, kind: fixed.Kind
+        self, config: DecoderConfig, layer: int, weights: Weights, packing: Packing
     ) -> None:
         self.epsilon = config.rms_norm_eps
         self.attention_norm = weights("input_layernorm.weight")
         self.mlp_norm = weights("post_attention_layernorm.weight")
         self.attention = ServedAttention(
-            config, layer, lambda name: weights(f"self_attn.{name}"), kind
+            config, layer, lambda name: weights(f"self_attn.{name}"), packing
         )
         self.mlp: ServedMLP | ServedExperts
         if config.sparse_layers[layer]:
-            self.mlp = ServedExperts(config, lambda name: weights(f"mlp.{name}"), kind)
+            self.mlp = ServedExperts(config, lambda name: weights(f"mlp.{name}"), packing)
         else:
-            self.mlp = ServedMLP(lambda name: weights(f"mlp.{name}"), kind, bias=config.mlp_bias)
+            self.mlp = ServedMLP(lambda name: weights(f"mlp.{name}"), packing, bias=config.mlp_bias)
         self.is_last = layer == config.num_layers - 1
 
     def __call__(

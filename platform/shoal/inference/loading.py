@@ -30,7 +30,7 @@ def load_engine(folder: Path, serve: ServeSettings) -> Engine:
     """
     limits = limits_of(folder, serve)
     tokenizer = served_tokenizer(folder)
-    model = ServedModel.load(folder, serve.precision)
+    model = ServedModel.load(folder, serve.precision, batch_invariant=serve.batch_invariant)
     return Engine(model, limits, tokenizer=tokenizer, end_ids=end_of_text_ids(folder, tokenizer))
 
 

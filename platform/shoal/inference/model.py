@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from shoal.inference.layer import Place, ServedLayer, Weights
+from shoal.inference.packing import FixedPacking, VendorPacking
 from shoal.inference.precision import Precision, activation_dtype, resolved_precision
-from shoal.inference.probes import model_probes
+from shoal.inference.probes import UNPROVEN, model_probes
 from shoal.inference.rows import Rows
 from shoal.models import DecoderConfig, HFWeights, WeightSource
 from shoal.models.rotary import rotary_angles
@@ -26,10 +27,18 @@ class ServedModel:
     """
 
     def __init__(
-        self, config: DecoderConfig, source: WeightSource, precision: Precision = "auto"
+        self,
+        config: DecoderConfig,
+        source: WeightSource,
+        precision: Precision = "auto",
+        *,
+        batch_invariant: bool = True,
     ) -> None:
+        """``batch_invariant=False`` gives the promise up for torch's own products."""
         self.config = config
         self.kind = resolved_precision(precision)
+        self.is_batch_invariant = batch_invariant
+        packing = FixedPacking(self.kind) if batch_invariant else VendorPacking(self.kind)
         self.dtype = activation_dtype(self.kind)
         shapes = source.shapes()
 
@@ -39,23 +48,25 @@ class ServedModel:
         self._embedding = whole("model.embed_tokens.weight")
         self._norm = whole("model.norm.weight")
         self._layers = [
-            ServedLayer(config, layer, _within(whole, f"model.layers.{layer}."), self.kind)
+            ServedLayer(config, layer, _within(whole, f"model.layers.{layer}."), packing)
             for layer in range(config.num_layers)
         ]
         head = self._embedding if config.tie_word_embeddings else whole("lm_head.weight")
-        self._head = fixed.PackedLinear.pack(head, kind=HEAD_KINDS[self.kind])
+        self._head = packing.linear(head, kind=HEAD_KINDS[self.kind])
         self._cosine = self._sine = torch.empty(0)
         self._make_angles(_FIRST_ANGLES)
 
     @staticmethod
-    def load(folder: Path, precision: Precision = "auto") -> ServedModel:
+    def load(
+        folder: Path, precision: Precision = "auto", *, batch_invariant: bool = True
+    ) -> ServedModel:
         """The model in a Hugging Face folder.
 
         Raises ``ConfigError`` for a folder that holds none or one of a family that is not
         supported, ``WorkError`` for damaged files.
         """
         weights = HFWeights(folder)
-        return ServedModel(weights.config, weights, precision)
+        return ServedModel(weights.config, weights, precision, batch_invariant=batch_invariant)
 
     def new_cache(self, num_blocks: int, block_size: int) -> fixed.KVCache:
         """An empty cache of ``num_blocks`` blocks of ``block_size`` tokens."""
@@ -97,7 +108,12 @@ class ServedModel:
         return self._head(hidden, dtype=torch.float32)
 
     def certify(self, block_size: int = 64) -> Certificate:
-        """Prove the kernels, in the shapes that this model uses; takes about a second."""
+        """Prove the kernels, in the shapes that this model uses; takes about a second.
+
+        Of a model that is not batch-invariant it is said that nothing was proven.
+        """
+        if not self.is_batch_invariant:
+            return UNPROVEN
         return certify_kernels(
             list(model_probes(self.config, self._layers, self._head, block_size))
         )

@@ -7,36 +7,48 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from shoal.inference.layer import ServedExperts, ServedLayer, ServedMLP
+from shoal.inference.packing import Experts, Linear
 from shoal.models import DecoderConfig
 from shoal.ops import fixed
+from shoal.ops.fixed import probes
+from shoal.ops.fixed.certify import Certificate, KernelProof
 from shoal.ops.fixed.probes import (
     Probe,
     attention_probe,
-    experts_probe,
-    linear_probe,
     log_softmax_probe,
     norm_probe,
     rotate_probe,
     route_probe,
     swiglu_probe,
 )
+from shoal.ops.fixed.tiles import HAS_BF16_PRODUCTS
+
+UNPROVEN = Certificate(
+    kernels=(
+        KernelProof(name="all", row_counts=(), failure="serve.batch_invariant is switched off"),
+    ),
+    threads=(),
+    fingerprint="none",
+    bf16_products=HAS_BF16_PRODUCTS,
+)
+"""Of a model whose products are not of fixed order."""
 
 
 def model_probes(
-    config: DecoderConfig, layers: Sequence[ServedLayer], head: fixed.PackedLinear, block_size: int
+    config: DecoderConfig, layers: Sequence[ServedLayer], head: Linear, block_size: int
 ) -> Iterator[Probe]:
     """Probes of every kernel; those of layers that are alike have the same name."""
     dtype = layers[0].attention_norm.dtype
     heads = config.num_heads, config.num_key_value_heads, config.head_dim
     yield norm_probe(config.hidden_size, torch.float32)
     yield rotate_probe(*heads, dtype)
-    yield linear_probe(head, dtype)
+    yield _linear_probe(head, dtype)
     yield log_softmax_probe(config.vocab_size)
     for window in sorted(set(config.windows), key=lambda window: window or 0):
         yield attention_probe(*heads, block_size, dtype, window)
     for layer in layers:
-        yield linear_probe(layer.attention.inputs, dtype)
-        yield linear_probe(layer.attention.output, dtype)
+        yield _linear_probe(layer.attention.inputs, dtype)
+        yield _linear_probe(layer.attention.output, dtype)
         if isinstance(layer.mlp, ServedMLP):
             yield from _mlp_probes(layer.mlp, dtype)
         else:
@@ -44,15 +56,29 @@ def model_probes(
 
 
 def _mlp_probes(mlp: ServedMLP, dtype: torch.dtype) -> Iterator[Probe]:
-    yield linear_probe(mlp.gate_up, dtype)
-    yield linear_probe(mlp.down, dtype)
-    yield swiglu_probe(mlp.down.shape[1], dtype)
+    yield _linear_probe(mlp.gate_up, dtype)
+    yield _linear_probe(mlp.down, dtype)
+    yield swiglu_probe(_packed(mlp.down).shape[1], dtype)
 
 
 def _experts_probes(mlp: ServedExperts, dtype: torch.dtype) -> Iterator[Probe]:
-    yield linear_probe(mlp.router, torch.float32)
-    yield route_probe(mlp.router.shape[0], mlp.per_token)
-    yield experts_probe(mlp.experts, mlp.per_token, dtype)
+    yield _linear_probe(mlp.router, torch.float32)
+    yield route_probe(_packed(mlp.router).shape[0], mlp.per_token)
+    yield _experts_probe(mlp.experts, mlp.per_token, dtype)
     if mlp.shared is not None:
         yield from _mlp_probes(mlp.shared, dtype)
-        yield linear_probe(mlp.shared_gate, torch.float32)
+        yield _linear_probe(mlp.shared_gate, torch.float32)
+
+
+def _packed(linear: Linear) -> fixed.PackedLinear:
+    assert isinstance(linear, fixed.PackedLinear), "vendor products are not probed"
+    return linear
+
+
+def _linear_probe(linear: Linear, dtype: torch.dtype) -> Probe:
+    return probes.linear_probe(_packed(linear), dtype)
+
+
+def _experts_probe(experts: Experts, per_token: int, dtype: torch.dtype) -> Probe:
+    assert isinstance(experts, fixed.PackedExperts), "vendor products are not probed"
+    return probes.experts_probe(experts, per_token, dtype)
