@@ -44,7 +44,7 @@ def random_folder(hf: dict[str, Any], out: Path) -> Path:
 
 
 def limits_for(model: ServedModel, **others: int) -> Limits:
-    values = {"num_blocks": 64, "block_size": 16, "max_running": 16} | others
+    values: dict[str, Any] = {"num_blocks": 64, "block_size": 16, "max_running": 16} | others
     return Limits(
         vocab_size=model.config.vocab_size,
         context_length=model.config.max_position_embeddings,

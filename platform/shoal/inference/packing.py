@@ -83,7 +83,7 @@ class VendorPacking:
                 "MXFP8 weights have kernels of fixed order only",
                 "Leave it true, or serve bf16",
             )
-        self.kind = kind
+        self.kind: fixed.Kind = kind
 
     def linear(
         self,
