@@ -92,10 +92,13 @@ def test_packed_weights_outlive_what_they_were_packed_from(inner: int) -> None:
     assert (linear.kind, linear.shape) == ("fp32", (64, inner))
 
 
-def test_mxfp8_takes_a_byte_and_a_thirty_second_a_weight() -> None:
+def test_memory_of_packed_weights() -> None:
     weight, _ = weights(128, 96)
-    assert PackedLinear.pack(weight, kind="mxfp8").panels.num_bytes == 128 * 96 + 128 * 96 // 32
+    assert PackedLinear.pack(weight, kind="fp32").panels.num_bytes == 4 * 128 * 96
     assert PackedLinear.pack(weight, kind="bf16").panels.num_bytes == 2 * 128 * 96
+    # A byte a number, a scale for 32, and a flag for 32 numbers of 64 columns.
+    num_bytes = 128 * 96 + 128 * 96 // 32 + 128 * 96 // 32 // 64
+    assert PackedLinear.pack(weight, kind="mxfp8").panels.num_bytes == num_bytes
 
 
 def test_refusals() -> None:

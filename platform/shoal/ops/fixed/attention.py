@@ -48,7 +48,6 @@ from shoal.ops.fixed.lanes import (
     write_int,
     write_int32,
 )
-from shoal.ops.fixed.linear import PAIRS, SINGLES
 
 BLOCK = 64
 """Positions that a query takes between two rescalings."""
@@ -259,7 +258,7 @@ def _attention(
             for index in range(queries):
                 for vector in range(4):
                     store_floats(scores + index * 256 + vector * 64, broadcast(0.0))
-            keys_product(copy_table, queries, key_groups, query_bytes // 4, 64, scores, 256)
+            keys_product(copy_table, queries, key_groups, query_bytes // 4, scores)
             whole = base >= _first_seen(last, window) and base + 63 <= position
             for index in range(queries):
                 at = position + index // per_head
@@ -316,7 +315,7 @@ def _attention(
 def _attention_of(dtype: torch.dtype) -> Kernel:
     pairs = dtype == torch.bfloat16
     return _attention(
-        PAIRS if pairs else SINGLES,
+        tiles.column_product(4, pairs=pairs, apart=True),
         tiles.step_product(4, pairs=pairs),
         tiles.step_product(1, pairs=pairs),
         dtype.itemsize,

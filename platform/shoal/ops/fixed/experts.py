@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from shoal.ops.fixed import mxfp8
 from shoal.ops.fixed.kernel import Kernel, kernel
 from shoal.ops.fixed.lanes import (
     broadcast,
@@ -28,21 +27,25 @@ from shoal.ops.fixed.lanes import (
     read_float,
     read_int,
     rounded,
-    stack,
     store,
     store_floats,
     write_int,
 )
-from shoal.ops.fixed.linear import PAIRS, SINGLES, decoding_scratch, input_rows, panel_columns
+from shoal.ops.fixed.linear import (
+    PAIRS_PANEL,
+    SINGLES_PANEL,
+    clear,
+    finish,
+    input_rows,
+    panel_sums,
+    row_table,
+    rows_at_once,
+)
 from shoal.ops.fixed.panels import Kind, Panels, pack
 from shoal.ops.fixed.swiglu import gated
 
 _HALF_PANEL = 32
 """Gate columns of a panel; the other half are the up columns of the same numbers."""
-
-# Of a thread: addresses of rows and columns, and the sums of 6 rows of 64 columns.
-_tables = stack(2)
-_sums = stack(24)
 
 
 class PackedExperts:
@@ -103,12 +106,12 @@ class PackedExperts:
         panels, inner = self.gate_up, self.down.inner
         hidden = torch.empty(visits.numel(), inner, dtype=dtype)
         visited = min(self.num_experts, visits.numel())
-        scratch = decoding_scratch(panels)
         _GATE_UP[panels.kind != "fp32"](
             visited * panels.per_weight,
-            *(rows.data_ptr(), rows.stride(0) * rows.element_size(), *_addresses(panels)),
+            *(rows.data_ptr(), panels.row_bytes, *panels.addresses),
+            *(panels.per_weight, panels.steps),
             *(self.num_experts, visits.data_ptr(), starts.data_ptr(), per_token),
-            *(hidden.data_ptr(), inner, hidden.element_size(), scratch.data_ptr()),
+            *(hidden.data_ptr(), inner, hidden.element_size()),
         )
         return hidden
 
@@ -122,15 +125,16 @@ class PackedExperts:
         per_token: int,
     ) -> torch.Tensor:
         panels = self.down
-        rows, scratch = input_rows(hidden, panels), decoding_scratch(panels)
+        rows = input_rows(hidden, panels)
         out = torch.empty(x.shape, dtype=x.dtype)
         sums = torch.empty(panels.per_weight * x.shape[0] * 64, dtype=torch.float32)
         _DOWN[panels.kind != "fp32"](
             panels.per_weight,
-            *(rows.data_ptr(), rows.stride(0) * rows.element_size(), *_addresses(panels)),
+            *(rows.data_ptr(), panels.row_bytes, *panels.addresses),
+            *(panels.per_weight, panels.steps),
             *(self.num_experts, visits.data_ptr(), starts.data_ptr(), per_token),
             *(weights.data_ptr(), x.shape[0], sums.data_ptr(), panels.columns),
-            *(out.data_ptr(), out.element_size(), scratch.data_ptr()),
+            *(out.data_ptr(), out.element_size()),
         )
         return out
 
@@ -142,11 +146,6 @@ def _interleaved(gate_up: torch.Tensor, num_experts: int) -> torch.Tensor:
     split = torch.nn.functional.pad(split, (0, 0, 0, -width % _HALF_PANEL))
     split = split.unflatten(2, (-1, _HALF_PANEL)).transpose(1, 2)
     return split.reshape(-1, gate_up.shape[1])
-
-
-def _addresses(panels: Panels) -> tuple[int, int, int, int]:
-    scales = 0 if panels.scales is None else panels.scales.data_ptr()
-    return panels.data.data_ptr(), scales, panels.per_weight, panels.steps
 
 
 @kernel(5, "experts_group")
@@ -177,127 +176,91 @@ def _group(task: Any, thread: Any, a: Any) -> None:
     write_int(starts, 0)
 
 
-@device
-def _panel(data: Any, scales: Any, number: Any, steps: Any, decoded: Any) -> Any:
-    """The address of a panel, MXFP8 being decoded to ``decoded`` first."""
-    if not scales:
-        return data + number * steps * 256
-    mxfp8.decode_panel(data + number * steps * 128, scales + number * steps * 4, steps, decoded)
-    return decoded
-
-
-@device
-def _clear(sums: Any, count: Any) -> None:
-    """Zero ``count`` rows of 64 sums."""
-    for place in range(0, count * 256, 64):
-        store_floats(sums + place, broadcast(0.0))
-
-
-def _gate_up(multiply: Any, kind: Kind) -> Kernel:
+def _gate_up(product: Any, name: str) -> Kernel:
     """A task is a visited expert and a panel of 32 gate and 32 up columns."""
 
-    @kernel(14, f"experts_gate_up_{kind}")
+    @device
+    def activate(sums: Any, columns: Any, size: Any, out: Any) -> None:
+        """Up to 32 numbers of the intermediate from a row of gate and up sums."""
+        for column in range(0, min(columns, 32), 16):
+            gate, up = load_floats(sums + column * 4), load_floats(sums + column * 4 + 128)
+            value = gated(rounded(gate, size), rounded(up, size))
+            store(out + column * size, value, min(columns - column, 16), size)
+
+    @kernel(14, name)
     def body(task: Any, thread: Any, a: Any) -> None:
-        rows, stride, data, scales, panels, steps, experts, visits, starts, per_token = (
-            *(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9]),
+        rows, row_bytes, data, scales, small, panels, steps = (
+            *(a[0], a[1], a[2], a[3], a[4], a[5], a[6]),
         )
-        hidden, width, size = a[10], a[11], a[12]
+        experts, visits, starts, per_token, hidden, width, size = (
+            *(a[7], a[8], a[9], a[10], a[11], a[12], a[13]),
+        )
         visited = starts + (experts + 1) * 8
         if task // panels >= read_int(visited + experts * 8):
             return
         expert, panel = read_int(visited + task // panels * 8), task % panels
-        decoded = a[13] + thread * steps * 256
-        table, sums = _tables(), _sums()
-        number = expert * panels + panel
-        panel_columns(table + 64, _panel(data, scales, number, steps, decoded))
+        table, sums, batch = row_table(), panel_sums(), rows_at_once(scales)
         stop = read_int(starts + expert * 8 + 8)
-        for start in range(read_int(starts + expert * 8), stop, 6):
-            here = min(stop - start, 6)
-            _clear(sums, here)
+        for start in range(read_int(starts + expert * 8), stop, batch):
+            here = min(stop - start, batch)
             for row in range(here):
                 token = read_int(visits + (start + row) * 8) // per_token
-                write_int(table + row * 8, rows + token * stride)
-            multiply(table, here, table + 64, steps, 256, sums, 256)
+                write_int(table + row * 8, rows + token * row_bytes)
+            product(table, here, data, scales, small, expert * panels + panel, steps, sums)
             for row in range(here):
-                for column in range(panel * 32, min(panel * 32 + 32, width), 16):
-                    place = sums + row * 256 + (column - panel * 32) * 4
-                    gate, up = load_floats(place), load_floats(place + 128)
-                    value = gated(rounded(gate, size), rounded(up, size))
-                    target = hidden + ((start + row) * width + column) * size
-                    store(target, value, min(width - column, 16), size)
+                target = hidden + ((start + row) * width + panel * 32) * size
+                activate(sums + row * 256, width - panel * 32, size, target)
 
     return body
 
 
-def _down(multiply: Any, kind: Kind) -> Kernel:
+@device
+def _add_weighted(sums: Any, weight: Any, size: Any, totals: Any) -> None:
+    """Add a row of 64 outputs times ``weight`` to its token's totals."""
+    for place in range(0, 256, 64):
+        value = rounded(load_floats(sums + place), size) * broadcast(weight)
+        store_floats(totals + place, load_floats(totals + place) + value)
+
+
+def _down(product: Any, name: str) -> Kernel:
     """A task is a panel of 64 output columns, of all experts."""
 
-    @device
-    def add_expert(
-        rows: Any,
-        stride: Any,
-        start: Any,
-        stop: Any,
-        panel: Any,
-        steps: Any,
-        visits: Any,
-        per_token: Any,
-        weights: Any,
-        totals: Any,
-        size: Any,
-    ) -> None:
-        """Add an expert's weighted outputs for its visits to the totals of their tokens."""
-        table, sums = _tables(), _sums()
-        panel_columns(table + 64, panel)
-        for first in range(start, stop, 6):
-            here = min(stop - first, 6)
-            _clear(sums, here)
-            for row in range(here):
-                write_int(table + row * 8, rows + (first + row) * stride)
-            multiply(table, here, table + 64, steps, 256, sums, 256)
-            for row in range(here):
-                visit = read_int(visits + (first + row) * 8)
-                weight = broadcast(read_float(weights + visit * 4))
-                target = totals + visit // per_token * 256
-                for place in range(0, 256, 64):
-                    value = rounded(load_floats(sums + row * 256 + place), size) * weight
-                    store_floats(target + place, load_floats(target + place) + value)
-
-    @kernel(17, f"experts_down_{kind}")
+    @kernel(17, name)
     def body(task: Any, thread: Any, a: Any) -> None:
-        rows, stride, data, scales, panels, steps, experts, visits, starts, per_token = (
-            *(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9]),
+        rows, row_bytes, data, scales, small, panels, steps = (
+            *(a[0], a[1], a[2], a[3], a[4], a[5], a[6]),
         )
-        weights, count, columns, out, size = a[10], a[11], a[13], a[14], a[15]
-        totals = a[12] + task * count * 256
+        experts, visits, starts, per_token, weights, count, totals, columns, out, size = (
+            *(a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16]),
+        )
         visited = starts + (experts + 1) * 8
-        _clear(totals, count)
+        table, sums, batch = row_table(), panel_sums(), rows_at_once(scales)
+        totals += task * count * 256
+        clear(totals, count)
         for index in range(read_int(visited + experts * 8)):
             expert = read_int(visited + index * 8)
-            number = expert * panels + task
-            panel = _panel(data, scales, number, steps, a[16] + thread * steps * 256)
-            start, stop = read_int(starts + expert * 8), read_int(starts + expert * 8 + 8)
-            add_expert(
-                rows,
-                stride,
-                start,
-                stop,
-                panel,
-                steps,
-                visits,
-                per_token,
-                weights,
-                totals,
-                size,
-            )
+            stop = read_int(starts + expert * 8 + 8)
+            for start in range(read_int(starts + expert * 8), stop, batch):
+                here = min(stop - start, batch)
+                for row in range(here):
+                    write_int(table + row * 8, rows + (start + row) * row_bytes)
+                product(table, here, data, scales, small, expert * panels + task, steps, sums)
+                for row in range(here):
+                    visit = read_int(visits + (start + row) * 8)
+                    target = totals + visit // per_token * 256
+                    _add_weighted(sums + row * 256, read_float(weights + visit * 4), size, target)
         for row in range(count):
-            for column in range(task * 64, min(task * 64 + 64, columns), 16):
-                value = load_floats(totals + row * 256 + (column - task * 64) * 4)
-                target = out + (row * columns + column) * size
-                store(target, value, min(columns - column, 16), size)
+            target = out + (row * columns + task * 64) * size
+            finish(totals + row * 256, columns - task * 64, 0, target, size)
 
     return body
 
 
-_GATE_UP = {False: _gate_up(SINGLES, "fp32"), True: _gate_up(PAIRS, "bf16")}
-_DOWN = {False: _down(SINGLES, "fp32"), True: _down(PAIRS, "bf16")}
+_GATE_UP = {
+    False: _gate_up(SINGLES_PANEL, "experts_gate_up_fp32"),
+    True: _gate_up(PAIRS_PANEL, "experts_gate_up_bf16"),
+}
+_DOWN = {
+    False: _down(SINGLES_PANEL, "experts_down_fp32"),
+    True: _down(PAIRS_PANEL, "experts_down_bf16"),
+}

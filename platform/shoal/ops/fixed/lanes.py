@@ -151,6 +151,12 @@ def write_float(builder: ir.IRBuilder, where: ir.Value, value: ir.Value) -> ir.V
 
 
 @operation(types.int64, address)
+def read_byte(builder: ir.IRBuilder, where: ir.Value) -> ir.Value:
+    """The 8 bits at ``where``."""
+    return builder.zext(builder.load(pointer(builder, where, ir.IntType(8)), align=1), I64)
+
+
+@operation(types.int64, address)
 def read_half(builder: ir.IRBuilder, where: ir.Value) -> ir.Value:
     """The 16 bits at ``where``."""
     return builder.zext(builder.load(pointer(builder, where, ir.IntType(16)), align=2), I64)
@@ -224,7 +230,9 @@ def stack(count: int) -> Any:
 
     @operation(address)
     def reserve(builder: ir.IRBuilder) -> ir.Value:
-        return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(FLOATS, count)), I64)
+        # Not by numba's own function, which would also fill it with zeros at every call.
+        with builder.goto_entry_block():
+            return builder.ptrtoint(builder.alloca(ir.ArrayType(FLOATS, count)), I64)
 
     return reserve
 

@@ -14,6 +14,7 @@ from shoal.ops.fixed.lanes import (
     device,
     load,
     load_floats,
+    read_int,
     stack,
     store,
     store_floats,
@@ -21,15 +22,16 @@ from shoal.ops.fixed.lanes import (
 )
 from shoal.ops.fixed.panels import Kind, Panels, pack
 
-SINGLES = tiles.column_product(4, pairs=False)
-PAIRS = tiles.column_product(4, pairs=True)
+_SINGLES = tiles.column_product(4, pairs=False, apart=False)
+_PAIRS = tiles.column_product(4, pairs=True, apart=False)
 
 ROW_TASK = 96
 """Fewest rows that are worth a task of their own, where panels alone make too few tasks."""
 
-# Of a thread: addresses of rows and columns, and the sums of 6 rows of 64 columns.
-_tables = stack(2)
-_sums = stack(24)
+# Of a thread: addresses of up to 96 rows, their sums of a panel, and 64 decoded steps of MXFP8.
+row_table = stack(12)
+panel_sums = stack(96 * 4)
+_decoded = stack(64 * 4)
 
 
 class PackedLinear:
@@ -67,20 +69,13 @@ class PackedLinear:
         out = x.new_empty(x.shape[0], panels.columns, dtype=dtype or x.dtype)
         per_weight, count = panels.per_weight, rows.shape[0]
         chunks = max(1, min(count // ROW_TASK, -(-4 * torch.get_num_threads() // per_weight)))
-        per_chunk = -(-count // chunks)
-        arguments = [
-            *(rows.data_ptr(), rows.stride(0) * rows.element_size(), count, per_chunk),
-            *(panels.data.data_ptr(), per_weight, panels.steps, panels.columns),
+        _KERNELS[panels.kind != "fp32"](
+            chunks * per_weight,
+            *(rows.data_ptr(), panels.row_bytes, count, -(-count // chunks)),
+            *(*panels.addresses, per_weight, panels.steps, panels.columns),
             0 if self.bias is None else self.bias.data_ptr(),
             *(out.data_ptr(), out.element_size()),
-        ]
-        if panels.scales is None:
-            _KERNELS[panels.kind](chunks * per_weight, *arguments)
-        else:
-            scratch = decoding_scratch(panels)
-            _linear_mxfp8(
-                chunks * per_weight, *arguments, panels.scales.data_ptr(), scratch.data_ptr()
-            )
+        )
         return out
 
 
@@ -97,20 +92,77 @@ def input_rows(x: torch.Tensor, panels: Panels) -> torch.Tensor:
         )
     if x.shape[1] % 2 and panels.kind == "bf16":
         return torch.nn.functional.pad(x, (0, 1))
-    return x if x.stride(1) == 1 else x.contiguous()
-
-
-def decoding_scratch(panels: Panels) -> torch.Tensor:
-    """Room for each thread to decode one MXFP8 panel into; none for other kinds."""
-    size = torch.get_num_threads() * panels.steps * 4 * 64 if panels.kind == "mxfp8" else 0
-    return torch.empty(size, dtype=torch.uint8)
+    return x.contiguous()
 
 
 @device
-def panel_columns(table: Any, panel: Any) -> None:
-    """Write the addresses of the 4 vectors of a panel's first step."""
-    for vector in range(4):
-        write_int(table + 8 * vector, panel + 64 * vector)
+def clear(sums: Any, count: Any) -> None:
+    """Zero ``count`` rows of 64 sums."""
+    for place in range(0, count * 256, 64):
+        store_floats(sums + place, broadcast(0.0))
+
+
+@device
+def rows_at_once(scales: Any) -> Any:
+    """Rows that are worth taking through a panel together: of MXFP8 many, as it is decoded."""
+    return 96 if scales else 24
+
+
+def _panel_product(multiply: Any, decodes: bool) -> Any:
+    """A kernel function: rows times panel ``number``, to ``sums`` ``[rows, 64]``.
+
+    ``rows`` is a table of the addresses of ``count`` rows, at most ``rows_at_once``.
+    """
+
+    @device
+    def plain(rows: Any, count: Any, panel: Any, steps: Any, sums: Any) -> None:
+        clear(sums, count)
+        multiply(rows, count, panel, steps, sums)
+
+    @device
+    def product(
+        rows: Any,
+        count: Any,
+        data: Any,
+        scales: Any,
+        small: Any,
+        number: Any,
+        steps: Any,
+        sums: Any,
+    ) -> None:
+        plain(rows, count, data + number * steps * 256, steps, sums)
+
+    @device
+    def decoding_product(
+        rows: Any,
+        count: Any,
+        data: Any,
+        scales: Any,
+        small: Any,
+        number: Any,
+        steps: Any,
+        sums: Any,
+    ) -> None:
+        if not scales:
+            plain(rows, count, data + number * steps * 256, steps, sums)
+            return
+        first, decoded = number * steps, _decoded()
+        clear(sums, count)
+        # 64 steps at a time, so that what is decoded is still in the nearest cache when used.
+        for step in range(0, steps, 64):
+            here, place = min(steps - step, 64), first + step
+            mxfp8.decode_panel(
+                data + place * 128, scales + place * 4, small + place // 16, here, decoded
+            )
+            multiply(rows, count, decoded, here, sums)
+            for row in range(0, count * 8, 8):
+                write_int(rows + row, read_int(rows + row) + here * 4)
+
+    return decoding_product if decodes else product
+
+
+SINGLES_PANEL = _panel_product(_SINGLES, decodes=False)
+PAIRS_PANEL = _panel_product(_PAIRS, decodes=True)
 
 
 @device
@@ -124,91 +176,29 @@ def finish(sums: Any, columns: Any, bias: Any, out: Any, size: Any) -> None:
         store(out + size * vector, value, count, size)
 
 
-def _panel_of(multiply: Any) -> Any:
-    """A kernel function that takes rows through one panel."""
-
-    @device
-    def run(
-        rows: Any,
-        stride: Any,
-        count: Any,
-        panel: Any,
-        steps: Any,
-        columns: Any,
-        bias: Any,
-        out: Any,
-        out_stride: Any,
-        size: Any,
-    ) -> None:
-        table, sums = _tables(), _sums()
-        panel_columns(table + 64, panel)
-        for start in range(0, count, 6):
-            here = min(count - start, 6)
-            for row in range(here):
-                write_int(table + 8 * row, rows + (start + row) * stride)
-                for vector in range(4):
-                    store_floats(sums + 256 * row + 64 * vector, broadcast(0.0))
-            multiply(table, here, table + 64, steps, 256, sums, 256)
-            for row in range(here):
-                finish(sums + 256 * row, columns, bias, out + (start + row) * out_stride, size)
-
-    return run
-
-
-_singles_panel = _panel_of(SINGLES)
-_pairs_panel = _panel_of(PAIRS)
-
-
-def _linear(run: Any, name: str) -> Kernel:
+def _linear(product: Any, name: str) -> Kernel:
     """The kernel of ``PackedLinear``: a task is a panel and a chunk of rows."""
 
-    @kernel(11, name)
+    @kernel(13, name)
     def body(task: Any, thread: Any, a: Any) -> None:
-        rows, stride, count, per_chunk, data, panels, steps, columns, bias, out, size = (
-            *(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10]),
+        x, row_bytes, count, per_chunk, data, scales, small = (
+            *(a[0], a[1], a[2], a[3], a[4], a[5], a[6]),
         )
-        chunk, panel = task // panels, task % panels
-        start = chunk * per_chunk
-        run(
-            rows + start * stride,
-            stride,
-            min(per_chunk, count - start),
-            data + panel * steps * 256,
-            steps,
-            columns - panel * 64,
-            bias + panel * 256 if bias else 0,
-            out + (start * columns + panel * 64) * size,
-            columns * size,
-            size,
-        )
+        panels, steps, columns, bias, out, size = a[7], a[8], a[9], a[10], a[11], a[12]
+        chunk, number = task // panels, task % panels
+        table, sums, batch = row_table(), panel_sums(), rows_at_once(scales)
+        bias = bias + number * 256 if bias else 0
+        stop = min((chunk + 1) * per_chunk, count)
+        for start in range(chunk * per_chunk, stop, batch):
+            here = min(stop - start, batch)
+            for row in range(here):
+                write_int(table + 8 * row, x + (start + row) * row_bytes)
+            product(table, here, data, scales, small, number, steps, sums)
+            for row in range(here):
+                target = out + ((start + row) * columns + number * 64) * size
+                finish(sums + 256 * row, columns - number * 64, bias, target, size)
 
     return body
 
 
-_KERNELS = {
-    "fp32": _linear(_singles_panel, "linear_fp32"),
-    "bf16": _linear(_pairs_panel, "linear_bf16"),
-}
-
-
-@kernel(13, "linear_mxfp8")
-def _linear_mxfp8(task: Any, thread: Any, a: Any) -> None:
-    rows, stride, count, per_chunk, data, panels, steps, columns, bias, out, size = (
-        *(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10]),
-    )
-    chunk, panel = task // panels, task % panels
-    start = chunk * per_chunk
-    decoded = a[12] + thread * steps * 256
-    mxfp8.decode_panel(data + panel * steps * 128, a[11] + panel * steps * 4, steps, decoded)
-    _pairs_panel(
-        rows + start * stride,
-        stride,
-        min(per_chunk, count - start),
-        decoded,
-        steps,
-        columns - panel * 64,
-        bias + panel * 256 if bias else 0,
-        out + (start * columns + panel * 64) * size,
-        columns * size,
-        size,
-    )
+_KERNELS = {False: _linear(SINGLES_PANEL, "linear_fp32"), True: _linear(PAIRS_PANEL, "linear_bf16")}

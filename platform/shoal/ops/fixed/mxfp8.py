@@ -35,6 +35,7 @@ from shoal.ops.fixed.lanes import (
     load,
     operation,
     pointer,
+    read_byte,
     splat,
     store_halves,
     tree,
@@ -47,7 +48,9 @@ BLOCK = 32
 LARGEST = 448.0
 """The largest number of E4M3."""
 
-_BYTE_PAIRS = ir.VectorType(ir.IntType(16), WIDTH)
+_BYTE = ir.IntType(8)
+_HALVES = ir.VectorType(ir.IntType(16), WIDTH)
+_PAIRS = ir.VectorType(ir.IntType(16), 2 * WIDTH)
 
 _LEAST, _MOST = 127 - 117, 127 + 119
 """Smallest and largest scale in use, as biased exponents (E8M0)."""
@@ -177,7 +180,7 @@ def _quantize_rows(task: Any, thread: Any, arguments: Any) -> None:
 @operation(types.void, address, lanes, address)
 def _decode(b: Any, source: Any, scale: Any, out: Any) -> None:
     """16 pairs of E4M3 at ``source`` times the scale of each, as 16 pairs of bf16 at ``out``."""
-    pairs = b.load(pointer(b, source, _BYTE_PAIRS), align=2)
+    pairs = b.load(pointer(b, source, _HALVES), align=2)
     pairs = b.zext(pairs, WORDS)
     first = b.lshr(_decoded(b, b.shl(pairs, words(24)), scale), words(16))
     second = b.and_(_decoded(b, b.shl(pairs, words(16)), scale), words(-65536))
@@ -196,19 +199,67 @@ def _decoded(b: Any, shifted: Any, scale: Any) -> Any:
     return b.bitcast(b.fmul(number, scale), WORDS)
 
 
+@operation(types.void, address, lanes, address)
+def _decode_normal(b: Any, source: Any, added: Any, out: Any) -> None:
+    """As above for numbers that are neither zero nor subnormal, by integer operations alone.
+
+    ``added`` is what makes of the exponent in E4M3 that in bf16 after scaling.
+    """
+    source = b.load(pointer(b, source, ir.VectorType(_BYTE, 2 * WIDTH)), align=2)
+    halves = b.zext(source, _PAIRS)
+    sign = b.and_(b.shl(halves, _each(8)), _each(-(1 << 15)))
+    rest = b.and_(b.shl(halves, _each(4)), _each(0x7F0))
+    result = b.or_(sign, b.add(rest, b.bitcast(added, _PAIRS)))
+    b.store(result, pointer(b, out, _PAIRS), align=4)
+
+
+def _each(value: int) -> Any:
+    return ir.Constant(_PAIRS, [value] * 2 * WIDTH)
+
+
 @operation(lanes, address)
 def _scales(b: Any, where: Any) -> Any:
     """16 scales from their biased exponents."""
-    exponents = b.load(pointer(b, where, ir.VectorType(ir.IntType(8), WIDTH)), align=1)
+    exponents = b.load(pointer(b, where, ir.VectorType(_BYTE, WIDTH)), align=1)
     return b.bitcast(b.shl(b.zext(exponents, WORDS), words(23)), FLOATS)
 
 
+@operation(lanes, address)
+def _exponents_added(b: Any, where: Any) -> Any:
+    """What ``_decode_normal`` adds for 16 scales: to E4M3's bias 7 belongs a scale of 2**0."""
+    exponents = b.load(pointer(b, where, ir.VectorType(_BYTE, WIDTH)), align=1)
+    added = b.shl(b.sub(b.zext(exponents, WORDS), words(7)), words(7))
+    return b.bitcast(b.or_(added, b.shl(added, words(16))), FLOATS)
+
+
 @device
-def decode_panel(data: Any, scales: Any, steps: Any, out: Any) -> None:
-    """A panel of MXFP8 to a panel of bf16: 64 columns, ``steps`` pairs, a scale per 16 pairs."""
+def decode_panel(data: Any, scales: Any, small: Any, steps: Any, out: Any) -> None:
+    """A panel of MXFP8 to a panel of bf16: 64 columns, ``steps`` pairs, a scale per 16 pairs.
+
+    ``small`` points to a byte per 16 steps: whether a number of them is zero or subnormal.
+    """
     for block in range(0, steps, 16):
-        for column in range(0, 64, 16):
-            scale = _scales(scales + block * 4 + column)
-            for step in range(block, block + 16):
-                place = step * 64 + column
-                _decode(data + place * 2, scale, out + place * 4)
+        place, start, stop = scales + block * 4, block * 64, block * 64 + 1024
+        if read_byte(small + block // 16):
+            for column in range(0, 64, 16):
+                scale = _scales(place + column)
+                for step in range(start + column, stop, 64):
+                    _decode(data + step * 2, scale, out + step * 4)
+        else:
+            first, second = _exponents_added(place), _exponents_added(place + 16)
+            third, fourth = _exponents_added(place + 32), _exponents_added(place + 48)
+            for step in range(start, stop, 64):
+                _decode_normal(data + step * 2, first, out + step * 4)
+                _decode_normal(data + step * 2 + 32, second, out + step * 4 + 64)
+                _decode_normal(data + step * 2 + 64, third, out + step * 4 + 128)
+                _decode_normal(data + step * 2 + 96, fourth, out + step * 4 + 192)
+
+
+def has_small(values: torch.Tensor) -> torch.Tensor:
+    """Whether E4M3 codes ``[panels, steps, 64, 2]`` uint8 have zeros or subnormal numbers.
+
+    uint8 ``[panels, steps / 16]``, for ``decode_panel``.
+    """
+    small = (values & 0x7F) < 8
+    blocks: torch.Tensor = small.unflatten(1, (-1, BLOCK // 2))
+    return blocks.flatten(2).any(dim=2).to(torch.uint8)

@@ -35,8 +35,10 @@ class Panels:
     inner: int
     """K."""
     data: torch.Tensor
-    scales: torch.Tensor | None
+    scales: torch.Tensor | None = None
     """Scales of MXFP8, ``[panels, K / 32, 64]`` uint8."""
+    small: torch.Tensor | None = None
+    """``mxfp8.has_small`` of the panels."""
 
     @property
     def steps(self) -> int:
@@ -56,8 +58,15 @@ class Panels:
     @property
     def num_bytes(self) -> int:
         """Memory that the weight takes."""
-        scales = 0 if self.scales is None else self.scales.nbytes
-        return self.data.nbytes + scales
+        parts = (self.data, self.scales, self.small)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """Where data, scales and flags are; 0 for what there is not."""
+        parts = (self.data, self.scales, self.small)
+        first, second, third = (0 if part is None else part.data_ptr() for part in parts)
+        return first, second, third
 
 
 def pack(weight: torch.Tensor, kind: Kind, *, count: int = 1) -> Panels:
@@ -70,7 +79,7 @@ def pack(weight: torch.Tensor, kind: Kind, *, count: int = 1) -> Panels:
     weight = functional.pad(
         weight.detach().reshape(count, columns, inner), (0, 0, 0, -columns % COLUMNS)
     )
-    scales = None
+    scales = small = None
     if kind == "fp32":
         data = _by_steps(weight.float(), 1)
     elif kind == "bf16":
@@ -78,9 +87,10 @@ def pack(weight: torch.Tensor, kind: Kind, *, count: int = 1) -> Panels:
     elif kind == "mxfp8":
         values, scales = mxfp8.quantize(functional.pad(weight, (0, -inner % mxfp8.BLOCK)))
         data, scales = _by_steps(values.view(torch.uint8), 2), _by_steps(scales, 1).squeeze(-1)
+        small = mxfp8.has_small(data)
     else:
         raise ConfigError("kind", kind, "no such kind of weights", "Use fp32, bf16 or mxfp8")
-    return Panels(kind=kind, columns=columns, inner=inner, data=data, scales=scales)
+    return Panels(kind=kind, columns=columns, inner=inner, data=data, scales=scales, small=small)
 
 
 def _by_steps(weight: torch.Tensor, per_step: int) -> torch.Tensor:

@@ -137,32 +137,32 @@ def _table(b: ir.IRBuilder, addresses: ir.Value, count: int) -> list[ir.Value]:
     ]
 
 
-def _by_columns(rows: int, columns: int, pairs: bool) -> Any:
-    """A tile whose ``columns`` vectors lie each ``step_bytes`` apart from step to step.
+def _by_columns(rows: int, columns: int, pairs: bool, apart: bool) -> Any:
+    """A tile whose vectors of columns lie side by side, or each in a place of its own.
 
-    Arguments: addresses of the rows, addresses of the columns (both tables of int64), number of
-    steps, bytes from step to step of the columns, address of the fp32 sums, bytes from row to row.
+    Arguments: addresses of the rows (a table of int64); address of the first vector or, where they
+    lie ``apart``, of a table of their addresses; number of steps; address of the fp32 sums, which
+    lie row by row. From step to step a vector's next numbers follow those of its neighbours.
     """
+    step_bytes, row_bytes = BYTES * (1 if apart else columns), I64(BYTES * columns)
 
-    @operation(types.void, *[types.int64] * 6)
+    @operation(types.void, *[types.int64] * 4)
     def multiply(
-        b: ir.IRBuilder,
-        row_table: ir.Value,
-        column_table: ir.Value,
-        steps: ir.Value,
-        step_bytes: ir.Value,
-        out: ir.Value,
-        row_bytes: ir.Value,
+        b: ir.IRBuilder, row_table: ir.Value, vectors: ir.Value, steps: ir.Value, out: ir.Value
     ) -> None:
         tile = _Tile(b, rows, columns, pairs)
         tile.load(out, row_bytes)
-        row_starts, column_starts = _table(b, row_table, rows), _table(b, column_table, columns)
+        row_starts = _table(b, row_table, rows)
+        starts = _table(b, vectors, columns if apart else 0)
         with cgutils.for_range(b, steps, intp=I64) as loop:
-            along_row, along_column = b.mul(loop.index, I64(4)), b.mul(loop.index, step_bytes)
-            tile.step(
-                [b.add(start, along_row) for start in row_starts],
-                [b.add(start, along_column) for start in column_starts],
-            )
+            along_row = b.mul(loop.index, I64(4))
+            along_column = b.mul(loop.index, I64(step_bytes))
+            if apart:
+                places = [b.add(start, along_column) for start in starts]
+            else:
+                first = b.add(vectors, along_column)
+                places = [b.add(first, I64(BYTES * index)) for index in range(columns)]
+            tile.step([b.add(start, along_row) for start in row_starts], places)
         tile.store(out, row_bytes)
 
     return multiply
@@ -223,38 +223,31 @@ def _by_steps(rows: int, columns: int, pairs: bool) -> Any:
     return multiply
 
 
-def column_product(columns: int, *, pairs: bool) -> Any:
+def column_product(columns: int, *, pairs: bool, apart: bool) -> Any:
     """A kernel function: tiles by columns for any number of rows.
 
     Its arguments are those of the tile, with the number of rows put second.
     """
     one, two, three, four, five, six = (
-        _by_columns(rows, columns, pairs) for rows in range(1, MOST_ROWS + 1)
+        _by_columns(rows, columns, pairs, apart) for rows in range(1, MOST_ROWS + 1)
     )
+    row_bytes = BYTES * columns
 
     @device
-    def multiply(
-        rows: Any,
-        count: Any,
-        column_table: Any,
-        steps: Any,
-        step_bytes: Any,
-        out: Any,
-        row_bytes: Any,
-    ) -> None:
+    def multiply(rows: Any, count: Any, vectors: Any, steps: Any, out: Any) -> None:
         while count >= 6:
-            six(rows, column_table, steps, step_bytes, out, row_bytes)
+            six(rows, vectors, steps, out)
             rows, out, count = rows + 48, out + 6 * row_bytes, count - 6
         if count == 5:
-            five(rows, column_table, steps, step_bytes, out, row_bytes)
+            five(rows, vectors, steps, out)
         elif count == 4:
-            four(rows, column_table, steps, step_bytes, out, row_bytes)
+            four(rows, vectors, steps, out)
         elif count == 3:
-            three(rows, column_table, steps, step_bytes, out, row_bytes)
+            three(rows, vectors, steps, out)
         elif count == 2:
-            two(rows, column_table, steps, step_bytes, out, row_bytes)
+            two(rows, vectors, steps, out)
         elif count == 1:
-            one(rows, column_table, steps, step_bytes, out, row_bytes)
+            one(rows, vectors, steps, out)
 
     return multiply
 
