@@ -138,8 +138,9 @@ def test_scores_that_were_handed_out_are_not_computed_again() -> None:
     world.add(request("first", 0, max_tokens=6))
     prompt = (1, 2, 3, 0, 1, 2, 3)
     (scores,) = world.add(request("scores", *prompt, max_tokens=1, prompt_logprobs=0))
-    while scores.num_preemptions == 0:
+    for _ in range(4):
         world.step()
+    assert scores.num_preemptions == 1
     assert world.scored["scores"] == [0, 1, 2]
     world.drain()
     assert world.scored["scores"] == [0, 1, 2, 3, 4, 5]
@@ -338,13 +339,13 @@ def test_a_lower_priority_number_goes_first() -> None:
 def test_nobody_is_overtaken_for_ever() -> None:
     world = World(limits=limits(max_running=1, priority_arrivals=3))
     world.add(request("patient", 1, max_tokens=1, priority=2))
-    overtook = 0
     # Somebody more important comes with every step, and one of them is served with each.
-    while world.live["patient"][0].state is State.WAITING:
-        world.add(request(f"hurry {overtook}", 1, max_tokens=1))
+    served = []
+    for number in range(9):
+        world.add(request(f"hurry {number}", 1, max_tokens=1))
         world.step()
-        overtook += 1
-    assert overtook == 2 * 3
+        served.append(world.trace[-1][0][0])
+    assert served.index("patient") == 2 * 3
 
 
 def test_min_tokens_put_the_end_off() -> None:
