@@ -22,6 +22,8 @@ from shoal_deployments.frontend import Frontend, engine_name
 
 MAX_ONGOING = 1_000_000
 """No limit at all: how much a frontend takes is its own business, and it refuses at once."""
+MAX_STARTS = 3
+"""After so many engines in a row that could not be started, the application has failed."""
 
 
 def build(tree: dict[str, Any]) -> serve.Application:
@@ -49,6 +51,7 @@ def build_application(config: ServeConfig) -> serve.Application:
         name="frontend",
         num_replicas=settings.num_frontends,
         max_ongoing_requests=MAX_ONGOING,
+        max_constructor_retry_count=MAX_STARTS,
         ray_actor_options={"num_cpus": 1},
         deployment_actors=engines,
         graceful_shutdown_timeout_s=5.0,

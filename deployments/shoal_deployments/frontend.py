@@ -12,6 +12,7 @@ from ray import serve
 from shoal.config import ServeConfig
 from shoal.inference.loading import served_tokenizer
 from shoal_deployments.app import build_app
+from shoal_deployments.disconnects import Disconnects
 from shoal_deployments.engines import Engines
 
 CONNECT_TIMEOUT_S = 60.0
@@ -44,7 +45,9 @@ class Frontend:
             created=int((config.folder / "config.json").stat().st_mtime),
             timeout_s=CONNECT_TIMEOUT_S,
         )
-        return build_app(engines, self._tokenizer, config.serve)
+        app = build_app(engines, self._tokenizer, config.serve)
+        app.add_middleware(Disconnects)
+        return app
 
 
 def log_to_stderr() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import random
 import socket
 import tempfile
 import time
@@ -9,12 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import ray
 from ray import serve
 from rich.console import Console
 
 from shoal.config import ServeConfig
 from shoal.errors import ConfigError, WorkError
 from shoal.inference.loading import limits_of, served_tokenizer
+from shoal.models import HFWeights
 from shoal_actors.train.cluster import open_cluster
 from shoal_actors.train.console import divert_output
 from shoal_actors.train.stop import Terminated, sigterm_raises
@@ -23,6 +27,7 @@ from shoal_deployments.auth import ApiKeys
 
 APP = "shoal"
 _POLL_S = 1.0
+_FREE_PORTS = range(20_000, 32_000)
 
 
 def run(config: ServeConfig) -> int:
@@ -31,16 +36,17 @@ def run(config: ServeConfig) -> int:
     Raises ConfigError for what cannot work, before Ray is started; WorkError where an engine
     cannot be started or the application ends.
     """
+    HFWeights(config.folder)
     limits_of(config.folder, config.serve)
     served_tokenizer(config.folder)
     ApiKeys.read(config.serve.auth)
     port = _free_port(config.serve.host, config.serve.port)
-    log = Path(tempfile.mkdtemp(prefix="shoal-serve-")) / "driver.log"
     # Being told to end is how serving ends well.
     with (
         suppress(KeyboardInterrupt, Terminated),
         sigterm_raises(),
-        divert_output(log) as console,
+        tempfile.TemporaryDirectory(prefix="shoal-serve-") as folder,
+        divert_output(Path(folder) / "driver.log") as console,
         open_cluster(num_cpus=num_cpus(config)),
         sigterm_raises(),  # a second time: Ray's core has put a handler of its own in place
         _serving(config, port),
@@ -54,14 +60,16 @@ def run(config: ServeConfig) -> int:
 def _serving(config: ServeConfig, port: int) -> Iterator[None]:
     """Serve inside this block."""
     try:
-        serve.start(
-            proxy_location="HeadOnly",
-            http_options={"host": config.serve.host, "port": port},
-        )
         try:
+            serve.start(
+                proxy_location="HeadOnly",
+                http_options={"host": config.serve.host, "port": port},
+            )
             serve.run(build_application(config), name=APP, route_prefix="/")
-        except RuntimeError as error:
-            raise WorkError(f"The application did not start: {_status() or error}") from error
+        except RuntimeError as error:  # also what an actor of Serve raised
+            last_line = str(error).strip().splitlines()[-1]
+            problem = _problem(if_absent=last_line) or last_line
+            raise WorkError(f"The application did not start: {problem}") from None
         yield
     finally:
         serve.shutdown()
@@ -71,6 +79,7 @@ def _introduce(console: Console, config: ServeConfig, port: int) -> None:
     settings = config.serve
     lines = [
         f"{config.served_name}: engines: {settings.replicas}, frontends: {settings.num_frontends}",
+        f"Logs are in {ray._private.worker.global_worker.node.get_logs_dir_path()}",
         f"Ready at http://{settings.host}:{port}/v1  (Ctrl-C ends it)",
     ]
     for line in lines:
@@ -81,34 +90,42 @@ def _watch() -> None:
     """Return never: WorkError once the application has failed for good."""
     while True:
         time.sleep(_POLL_S)
-        problem = _status()
+        problem = _problem(if_absent="it is gone")
         if problem:
             raise WorkError(f"The application failed: {problem}")
 
 
-def _status() -> str:
+def _problem(*, if_absent: str) -> str:
     """What is wrong with the application; empty while it runs."""
     application = serve.status().applications.get(APP)
     if application is None:
-        return "it is gone"
+        return if_absent
     if application.status.value != "DEPLOY_FAILED":
         return ""
     messages = [each.message for each in application.deployments.values() if each.message]
-    return "; ".join(messages) or application.message
+    lines = (messages or [application.message])[0].strip().splitlines()
+    # What lies between is Ray's traceback, which its logs have too.
+    return lines[0] if len(lines) == 1 else f"{lines[0].strip()} … {lines[-1].strip()}"
 
 
 def _free_port(host: str, port: int) -> int:
     """``port`` itself if nobody listens there, or a free one for 0."""
+    # Below those that the system hands out: Ray, which starts now, takes many of them.
+    candidates = random.sample(_FREE_PORTS, len(_FREE_PORTS)) if port == 0 else [port]
+    for candidate in candidates:
+        try:
+            _listen(host, candidate)
+        except OSError as error:
+            problem = f"no server can listen there on {host}: {error.strerror}"
+            if error.errno != errno.EADDRINUSE:
+                break
+        else:
+            return candidate
+    raise ConfigError("serve.port", port, problem, "Choose another, or 0 for a free one")
+
+
+def _listen(host: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                "serve.port",
-                port,
-                f"no server can listen there on {host}: {error.strerror}",
-                "Choose another port, or 0 for a free one",
-            ) from error
-        return int(listener.getsockname()[1])
+        listener.bind((host, port))

@@ -52,6 +52,9 @@ class Running:
             base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S
         )
         self._engine: Engine | None = None
+        logs = re.search(r"Logs are in (.*)", process.output)
+        assert logs is not None
+        self._logs = Path(logs[1])
 
     @property
     def sdk(self) -> openai.OpenAI:
@@ -77,6 +80,19 @@ class Running:
     def assert_idle(self, within_s: float = 2.0) -> None:
         """Assert that nothing runs, nothing waits, and all blocks are free."""
         wait_until(lambda: all(map(_is_idle, self.replicas())), within_s)
+
+    def complaints(self) -> list[str]:
+        """What the frontends and engines logged beyond one line for each request."""
+        found = []
+        for log in self._logs.rglob("worker-*.err"):
+            text = log.read_text()
+            if "EngineActor" in text or "ServeReplica" in text:
+                found += [
+                    line
+                    for line in text.splitlines()
+                    if " ERROR " in line or " WARNING " in line or "Error" in line
+                ]
+        return found
 
     def close(self) -> None:
         """Close the clients."""

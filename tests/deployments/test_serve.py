@@ -52,8 +52,9 @@ def nothing_is_left(running: Running) -> Iterator[None]:
 def test_the_terminal_shows_only_what_shoal_says(running: Running) -> None:
     lines = running.process.output.splitlines()
     assert lines[0].startswith(f"{NAME}: engines: 2, frontends: 2")
-    assert lines[1] == f"Ready at {running.url}/v1  (Ctrl-C ends it)"
-    assert len(lines) == 2, lines
+    assert lines[1].startswith("Logs are in /")
+    assert lines[2] == f"Ready at {running.url}/v1  (Ctrl-C ends it)"
+    assert len(lines) == 3, lines
 
 
 def test_the_official_client_chats_streams_and_gets_logprobs(running: Running) -> None:
@@ -138,6 +139,7 @@ def test_clients_that_leave_free_what_they_held(running: Running) -> None:
     storm(running, NUM_CLIENTS)
     running.assert_idle(2.0)
     assert running.http.get("/health").json()["status"] == "ok"
+    assert running.complaints() == []
 
 
 def test_a_burst_is_answered_or_turned_away_at_once(running: Running) -> None:
