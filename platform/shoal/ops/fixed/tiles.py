@@ -172,13 +172,13 @@ def _by_steps(rows: int, columns: int, pairs: bool) -> Any:
     """A tile over steps that lie in groups of 16 numbers, the groups anywhere.
 
     Arguments: addresses of the rows, addresses of the groups (both tables of int64), what to add
-    to the latter, first number, number after the last, bytes from step to step, address of the
-    fp32 sums, bytes from row to row. Where a pair is begun or ended by the bounds, the other half
-    of its columns is taken as zero whatever it holds.
+    to the latter, first number, number after the last, address of the fp32 sums, and bytes from
+    row to row of the sums, which are also those from step to step. Where a pair is begun or ended
+    by the bounds, the other half of its columns is taken as zero whatever it holds.
     """
     per_group = WIDTH // 2 if pairs else WIDTH
 
-    @operation(types.void, *[types.int64] * 8)
+    @operation(types.void, *[types.int64] * 7)
     def multiply(
         b: ir.IRBuilder,
         row_table: ir.Value,
@@ -186,7 +186,6 @@ def _by_steps(rows: int, columns: int, pairs: bool) -> Any:
         offset: ir.Value,
         first: ir.Value,
         stop: ir.Value,
-        step_bytes: ir.Value,
         out: ir.Value,
         row_bytes: ir.Value,
     ) -> None:
@@ -197,7 +196,7 @@ def _by_steps(rows: int, columns: int, pairs: bool) -> Any:
         def step(number: ir.Value, mask: int | None = None) -> None:
             group = b.mul(b.udiv(number, I64(per_group)), I64(8))
             start = b.load(pointer(b, b.add(group_table, group), I64), align=8)
-            inside = b.mul(b.urem(number, I64(per_group)), step_bytes)
+            inside = b.mul(b.urem(number, I64(per_group)), row_bytes)
             column = b.add(b.add(start, inside), offset)
             along_row = b.mul(number, I64(4))
             tile.step(
@@ -264,20 +263,19 @@ def step_product(columns: int, *, pairs: bool) -> Any:
         offset: Any,
         first: Any,
         stop: Any,
-        step_bytes: Any,
         out: Any,
         row_bytes: Any,
     ) -> None:
         while count >= 6:
-            six(rows, groups, offset, first, stop, step_bytes, out, row_bytes)
+            six(rows, groups, offset, first, stop, out, row_bytes)
             rows, out, count = rows + 48, out + 6 * row_bytes, count - 6
         if count >= 4:
-            four(rows, groups, offset, first, stop, step_bytes, out, row_bytes)
+            four(rows, groups, offset, first, stop, out, row_bytes)
             rows, out, count = rows + 32, out + 4 * row_bytes, count - 4
         if count >= 2:
-            two(rows, groups, offset, first, stop, step_bytes, out, row_bytes)
+            two(rows, groups, offset, first, stop, out, row_bytes)
             rows, out, count = rows + 16, out + 2 * row_bytes, count - 2
         if count == 1:
-            one(rows, groups, offset, first, stop, step_bytes, out, row_bytes)
+            one(rows, groups, offset, first, stop, out, row_bytes)
 
     return multiply
