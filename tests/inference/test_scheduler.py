@@ -345,7 +345,7 @@ def test_nobody_is_overtaken_for_ever() -> None:
         world.add(request(f"hurry {number}", 1, max_tokens=1))
         world.step()
         served.append(world.trace[-1][0][0])
-    assert served.index("patient") == 2 * 3
+    assert served.index("patient") == 2 * 3 - 1  # the sixth would stand beside it, and came later
 
 
 def test_min_tokens_put_the_end_off() -> None:
