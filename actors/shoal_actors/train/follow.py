@@ -10,6 +10,7 @@ for whoever looks on.
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from shoal.training import EventKind, EventReader, MetricsReader, ProgressLine
 
 INTERVAL_S = 0.25
 """Seconds between two looks into the folder."""
+
+NOTICE_AFTER_S = 90.0
+"""Seconds without workers after which the user is told; a cluster that grows may need minutes."""
 
 
 class Follower:
@@ -33,6 +37,7 @@ class Follower:
         self._max_failures = max_failures
         self._events = EventReader(folder)
         self._num_failures = 0
+        self._waiting_since: float | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follow-run", daemon=True)
 
@@ -40,6 +45,7 @@ class Follower:
         """Begin with what is written from now on."""
         self._metrics.poll()
         self._events.poll()
+        self._waiting_since = time.monotonic()
         self._progress.__enter__()
         self._thread.start()
         return self
@@ -59,13 +65,20 @@ class Follower:
         for event in self._events.poll():
             line = self._line(event)
             if line is not None:
-                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                self._print(line)
+        if self._waiting_since and time.monotonic() - self._waiting_since > NOTICE_AFTER_S:
+            self._print(f"No worker started in {NOTICE_AFTER_S:g} s; the cluster may be full")
+            self._waiting_since = None
         for metrics in self._metrics.poll():
             self._progress.show(metrics)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _line(self, event: dict[str, Any]) -> str | None:
         match event["event"]:
             case EventKind.START:
+                self._waiting_since = None
                 return f"Training on {len(event['workers'])} workers"
             case EventKind.RESUME:
                 return f"Going on from step {event['step']} ({event['path']})"
@@ -73,6 +86,7 @@ class Follower:
                 return f"Saved step {event['step']}: {event['num_bytes']:,} bytes"
             case EventKind.FAILURE:
                 self._num_failures += 1
+                self._waiting_since = time.monotonic()
                 return (
                     f"Rank {event['rank']} failed. {event['kind']}: {event['message']}"
                     f" (failure {self._num_failures}; {self._max_failures} are recovered from)"

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -43,6 +44,10 @@ from shoal.training.step import Stepper
 CONFIG_FILE = "config.yaml"
 """Where, in a run's folder, its resolved configuration stands."""
 
+PATIENCE = 10
+"""How many times ``cluster.timeout_s`` a rank waits for another's disk while saving or loading. A
+peer that is gone is noticed at once all the same."""
+
 
 def train(job: TrainJob, on_step: Callable[[StepMetrics], None] | None = None) -> TrainResult:
     """Train on this rank, inside the default process group; every rank calls it alike.
@@ -64,6 +69,8 @@ class _Run:
 
     job: TrainJob
     rank: int
+    patient: dist.ProcessGroup
+    """All ranks, for saving and loading."""
     place: tuple[int, int]
     """Which part of each step's sequences is this rank's, and of how many."""
     batches: Batches
@@ -84,6 +91,9 @@ class _Run:
         return cls(
             job=job,
             rank=rank,
+            patient=dist.new_group(
+                backend="gloo", timeout=timedelta(seconds=PATIENCE * config.cluster.timeout_s)
+            ),
             place=(topology.coordinates(rank).data, topology.data),
             batches=batches,
             dataset=SequenceDataset(job.data),
@@ -142,7 +152,7 @@ class _Run:
             fill_model(self.model, self.job.config)
             seed_rank(seed, self.rank, 0)
             return 0
-        loaded = load(start, model=self.model, optimizer=self.optimizer)
+        loaded = load(start, model=self.model, optimizer=self.optimizer, group=self.patient)
         self.sampler.load_state_dict(loaded.counters["sampler"])
         if loaded.rng is not None:
             restore_rng(loaded.rng)
@@ -184,6 +194,7 @@ class _Run:
             counters={"step": step, "sampler": self.sampler.state_dict()},
             rng=capture_rng(),
             attachments=_attachments(self.job.config, self.model),
+            group=self.patient,
         )
         self._note(
             EventKind.SAVE,

@@ -1,0 +1,50 @@
+"""What the driver shows of what workers write."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from shoal.training import EventKind, MetricsWriter, StepMetrics, append_event
+from shoal_actors.train.follow import Follower
+
+
+def _metrics(step: int) -> StepMetrics:
+    return StepMetrics(
+        step=step,
+        loss=2.0,
+        auxiliary_loss=None,
+        grad_norm=1.0,
+        lr=0.1,
+        tokens=64,
+        labels=60,
+        tokens_per_second=128.0,
+        step_seconds=11.0,
+        memory_bytes=1000,
+    )
+
+
+def test_only_what_this_command_does_is_shown(tmp_path: Path) -> None:
+    append_event(tmp_path, EventKind.SAVE, step=1, num_bytes=1)
+    with MetricsWriter(tmp_path, last_step=0) as writer:
+        writer.write(_metrics(1))
+    output = io.StringIO()
+    with Follower(tmp_path, Console(file=output, width=60), num_steps=3, max_failures=2):
+        append_event(tmp_path, EventKind.START, workers=[{"rank": 0}, {"rank": 1}])
+        append_event(tmp_path, EventKind.RESUME, step=1, path="checkpoints/step-00000001")
+        with MetricsWriter(tmp_path, last_step=1) as writer:
+            writer.write(_metrics(2))
+        append_event(tmp_path, EventKind.FAILURE, rank=1, kind="ValueError", message="[x]")
+        append_event(tmp_path, EventKind.SAVE, step=2, num_bytes=12345)
+    lines = output.getvalue().splitlines()
+    assert [line for line in lines if not line.startswith("step")] == [
+        "Training on 2 workers",
+        "Going on from step 1 (checkpoints/step-00000001)",
+        "Rank 1 failed. ValueError: [x] (failure 1; 2 are recovered from)",
+        "Saved step 2: 12,345 bytes",
+    ]
+    assert [line for line in lines if line.startswith("step")] == [
+        "step 2/3  loss 2.0000  128 tokens/s  00:11 left"
+    ]
