@@ -82,7 +82,7 @@ class Running:
         wait_until(lambda: all(map(_is_idle, self.replicas())), within_s)
 
     def complaints(self) -> list[str]:
-        """The errors that frontends and engines logged."""
+        """What the frontends and engines logged beyond one line for each request."""
         found = []
         for log in self._logs.rglob("worker-*.err"):
             text = log.read_text()
@@ -90,9 +90,7 @@ class Running:
                 found += [
                     line
                     for line in text.splitlines()
-                    if (" ERROR " in line or "Error" in line)
-                    # Ray's own word that a client has left, which is no fault.
-                    and not line.rstrip().endswith("cancelled.")
+                    if " ERROR " in line or " WARNING " in line or "Error" in line
                 ]
         return found
 

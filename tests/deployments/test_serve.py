@@ -137,7 +137,7 @@ def test_both_engines_serve_and_say_the_same(running: Running) -> None:
 
 def test_clients_that_leave_free_what_they_held(running: Running) -> None:
     storm(running, NUM_CLIENTS)
-    running.assert_idle(30.0)  # how fast is for `make storm-serve` to tell
+    running.assert_idle(2.0)
     assert running.http.get("/health").json()["status"] == "ok"
     assert running.complaints() == []
 

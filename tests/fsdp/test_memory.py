@@ -119,12 +119,8 @@ def test_bytes_at_rest_follow_the_formula(ranks: RankPool) -> None:
     ranks.run(4, _bytes_of_every_placement)
 
 
-def _peak(overlap: bool, transport: Transport) -> float:
-    """Full-size buffers of a unit that are in memory at once at the peak of a step.
-
-    Gloo's own threads may hold on to a buffer a moment longer than the schedule does, so the step
-    that they disturb least is the one that tells what the schedule needs.
-    """
+def _peaks(overlap: bool, transport: Transport) -> list[float]:
+    """Full-size buffers of a unit that are in memory at once at the peak of each step."""
     mesh = mesh_of((2,))
     model = Even()
     sharded = shard(model, mesh, placements_on(mesh, P, P), overlap=overlap, transport=transport)
@@ -138,7 +134,7 @@ def _peak(overlap: bool, transport: Transport) -> float:
         while sharded.ledger.staging_bytes and time.monotonic() < deadline:
             time.sleep(0.001)
         assert sharded.ledger.staging_bytes == 0
-    return min(peaks)
+    return peaks
 
 
 @pytest.mark.parametrize(("overlap", "bound"), [(True, 5), (False, 4)])
@@ -146,7 +142,10 @@ def _peak(overlap: bool, transport: Transport) -> float:
 def test_few_full_size_buffers_exist_at_once(
     ranks: RankPool, overlap: bool, bound: int, transport: Transport
 ) -> None:
-    for peak in ranks.run(2, _peak, overlap, transport):
+    for peaks in ranks.run(2, _peaks, overlap, transport):
+        # Gloo's own threads may hold on to a buffer a moment longer than the schedule does; there
+        # the step that they disturb least tells what the schedule needs.
+        peak = min(peaks) if transport is Transport.GLOO else max(peaks)
         assert 1 < peak < bound
 
 

@@ -9,6 +9,7 @@ STARTING ──> UP <──> SILENT
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import enum
 import logging
 import time
@@ -72,6 +73,9 @@ class EngineLink:
         self._heard = 0.0
         self._aborts: list[str] = []
         self._task: asyncio.Task[None] | None = None
+        # Ray cancels with a request's task the calls that were made in its context: a submission
+        # half way, and even the abort. So calls are made in the context of whoever made the link.
+        self._context = contextvars.copy_context()
 
     def start(self) -> None:
         """Begin to connect."""
@@ -100,7 +104,9 @@ class EngineLink:
             raise WorkError(f"Engine {self.place} is not connected.")
         submissions = [Submission(request=each, frontend=self._frontend) for each in requests]
         try:
-            refusal: ShoalError | None = await self._actor.submit.remote(submissions)
+            refusal: ShoalError | None = await self._context.run(
+                self._actor.submit.remote, submissions
+            )
         except RayError as error:
             raise WorkError(f"Engine {self.place} was lost: {_short(error)}") from error
         if refusal is not None:
@@ -109,7 +115,7 @@ class EngineLink:
     def abort(self, request_ids: Sequence[str]) -> None:
         """Give up requests; those of one turn of the event loop go in one call."""
         if not self._aborts:
-            asyncio.get_running_loop().call_soon(self._send_aborts)
+            asyncio.get_running_loop().call_soon(self._send_aborts, context=self._context)
         self._aborts.extend(request_ids)
 
     async def fresh_pulse(self) -> Pulse | None:
@@ -118,7 +124,7 @@ class EngineLink:
         if actor is None:
             return None
         try:
-            self.pulse = await actor.pulse.remote()
+            self.pulse = await self._context.run(actor.pulse.remote)
         except RayError:
             return None
         return self.pulse
