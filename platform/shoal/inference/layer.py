@@ -18,7 +18,6 @@ from shoal.inference.rows import Rows
 from shoal.models import DecoderConfig
 from shoal.models.families import QueryKeyNorm
 from shoal.ops import fixed
-from shoal.ops.fixed_order import add_shared_expert
 
 Weights = Callable[[str], torch.Tensor]
 """A whole parameter by its name within the layer."""
@@ -47,9 +46,11 @@ class ServedAttention:
         self.layer = layer
         self.window = config.windows[layer]
         self.scale = config.head_dim**-0.5
-        self.heads, self.kv_heads = config.num_heads, config.num_key_value_heads
-        self.head_dim, self.clip = config.head_dim, config.clip_qkv
-        self.norm, self.epsilon = config.query_key_norm, config.rms_norm_eps
+        queries, keys = (
+            heads * config.head_dim for heads in (config.num_heads, config.num_key_value_heads)
+        )
+        self.widths = (queries, keys, keys)
+        self.clip, self.epsilon = config.clip_qkv, config.rms_norm_eps
         names = [f"{name}_proj" for name in ("q", "k", "v")]
         bias = None
         if config.query_key_value_bias:
@@ -58,17 +59,32 @@ class ServedAttention:
         self.inputs = packing.linear(fused, bias)
         output_bias = weights("o_proj.bias") if config.output_bias else None
         self.output = packing.linear(weights("o_proj.weight"), output_bias)
-        if self.norm is not QueryKeyNorm.NONE:
-            self.query_norm, self.key_norm = weights("q_norm.weight"), weights("k_norm.weight")
+        self.head_norms = self.whole_norms = None
+        if config.query_key_norm is not QueryKeyNorm.NONE:
+            norms = weights("q_norm.weight"), weights("k_norm.weight")
+            if config.query_key_norm is QueryKeyNorm.HEAD:
+                self.head_norms = norms
+            else:
+                self.whole_norms = norms
 
     def __call__(
         self, hidden: torch.Tensor, place: Place, wanted: torch.Tensor | None
     ) -> torch.Tensor:
         """``hidden`` ``[T, H]`` to the same, or to ``[W, H]`` for the ``wanted`` rows."""
         query, key, value = self._projections(hidden)
-        query, key = fixed.rotate(query, key, place.cosine, place.sine)
         rows, cache = place.rows, place.cache
-        cache.write(self.layer, key, value, rows.slots)
+        query = fixed.place_heads(
+            query,
+            key,
+            value,
+            place.cosine,
+            place.sine,
+            cache,
+            self.layer,
+            rows.slots,
+            self.head_norms,
+            self.epsilon,
+        )
         sequences, positions = rows.sequences, rows.positions
         if wanted is not None:
             query, sequences, positions = query[wanted], sequences[wanted], positions[wanted]
@@ -85,18 +101,13 @@ class ServedAttention:
         return self.output(attended.flatten(1))
 
     def _projections(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Query, key and value, each ``[T, heads, D]``, before the rotation."""
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        query, key, value = self.inputs(hidden).split((queries, keys, keys), dim=1)
-        if self.norm is QueryKeyNorm.FULL:
-            query = fixed.rms_norm(query, self.query_norm, self.epsilon)
-            key = fixed.rms_norm(key, self.key_norm, self.epsilon)
+        """Query, key and value, each ``[T, heads * D]``, before the norms of heads."""
+        query, key, value = self.inputs(hidden).split(self.widths, dim=1)
+        if self.whole_norms is not None:
+            query = fixed.rms_norm(query, self.whole_norms[0], self.epsilon)
+            key = fixed.rms_norm(key, self.whole_norms[1], self.epsilon)
         if self.clip is not None:
-            query, key, value = (x.clamp(-self.clip, self.clip) for x in (query, key, value))
-        query, key, value = (x.unflatten(1, (-1, self.head_dim)) for x in (query, key, value))
-        if self.norm is QueryKeyNorm.HEAD:
-            query = fixed.rms_norm(query, self.query_norm, self.epsilon)
-            key = fixed.rms_norm(key, self.key_norm, self.epsilon)
+            query, key, value = (fixed.clamped(x, self.clip) for x in (query, key, value))
         return query, key, value
 
 
@@ -137,12 +148,12 @@ class ServedExperts:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[T, H]`` to the same."""
-        wide = hidden.float()
+        wide = fixed.widened(hidden)
         choices, shares = fixed.route(self.router(wide), self.per_token, normalize=self.normalize)
         output = self.experts(hidden, choices, shares)
         if self.shared is None:
             return output
-        return add_shared_expert(output, self.shared(hidden), self.shared_gate(wide))
+        return fixed.add_gated(output, self.shared(hidden), self.shared_gate(wide))
 
 
 class ServedLayer:

@@ -17,8 +17,6 @@ from shoal.ops import fixed
 from shoal.ops.fixed.certify import Certificate, certify_kernels
 from shoal.ops.fixed_order import HEAD_KINDS, fixed_order
 
-_FIRST_ANGLES = 1024
-
 
 class ServedModel:
     """A model whose answers to a row do not depend on the rows beside it.
@@ -53,8 +51,11 @@ class ServedModel:
         ]
         head = self._embedding if config.tie_word_embeddings else whole("lm_head.weight")
         self._head = packing.linear(head, kind=HEAD_KINDS[self.kind])
-        self._cosine = self._sine = torch.empty(0)
-        self._make_angles(_FIRST_ANGLES)
+        positions = torch.arange(config.max_position_embeddings)
+        with fixed_order(self.kind):
+            self._cosine, self._sine = rotary_angles(
+                config.rotary, config.head_dim, positions, torch.float32
+            )
 
     @staticmethod
     def load(
@@ -88,16 +89,15 @@ class ServedModel:
         That is ``[W, H]`` for the rows ``wanted`` ``[W]`` int64, for all where unset, in the dtype
         of the activations.
         """
-        self._make_angles(int(rows.positions.max()) + 1)
         place = Place(
             rows=rows,
             cache=cache,
-            cosine=self._cosine.index_select(0, rows.positions),
-            sine=self._sine.index_select(0, rows.positions),
+            cosine=fixed.take_rows(self._cosine, rows.positions),
+            sine=fixed.take_rows(self._sine, rows.positions),
             wanted=wanted,
         )
         # The residual stream is fp32: rounding it to bf16 would more than double the error.
-        hidden, added = self._embedding.index_select(0, rows.tokens).float(), None
+        hidden, added = fixed.take_rows(self._embedding, rows.tokens), None
         for layer in self._layers:
             hidden, added = layer(hidden, added, place)
         assert added is not None
@@ -117,17 +117,6 @@ class ServedModel:
         return certify_kernels(
             list(model_probes(self.config, self._layers, self._head, block_size))
         )
-
-    def _make_angles(self, length: int) -> None:
-        """Have cosines and sines of the positions below ``length``."""
-        if length <= self._cosine.shape[0]:
-            return
-        length = 2 ** (length - 1).bit_length()
-        config = self.config
-        with fixed_order(self.kind):
-            self._cosine, self._sine = rotary_angles(
-                config.rotary, config.head_dim, torch.arange(length), torch.float32
-            )
 
 
 def _within(whole: Weights, prefix: str) -> Weights:

@@ -36,6 +36,26 @@ class Rows:
     """``[S, most blocks]`` int32: blocks of each sequence in the order of its tokens."""
 
     @staticmethod
+    def zeros(num_rows: int, table_width: int) -> Rows:
+        """Rows of as many sequences, to be filled."""
+        return Rows(
+            tokens=torch.zeros(num_rows, dtype=torch.int64),
+            positions=torch.zeros(num_rows, dtype=torch.int32),
+            sequences=torch.zeros(num_rows, dtype=torch.int32),
+            slots=torch.zeros(num_rows, dtype=torch.int64),
+            block_tables=torch.zeros(num_rows, table_width, dtype=torch.int32),
+        )
+
+    def fill(self, other: Rows) -> None:
+        """Take over the values of ``other``, which has as many rows and no wider tables."""
+        self.tokens.copy_(other.tokens)
+        self.positions.copy_(other.positions)
+        self.sequences.copy_(other.sequences)
+        self.slots.copy_(other.slots)
+        num_sequences, width = other.block_tables.shape
+        self.block_tables[:num_sequences, :width].copy_(other.block_tables)
+
+    @staticmethod
     def of(chunks: Sequence[Chunk], block_size: int) -> Rows:
         """The rows of ``chunks``, chunk after chunk."""
         counts = np.fromiter((chunk.count for chunk in chunks), np.int64, len(chunks))

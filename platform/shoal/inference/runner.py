@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from shoal.inference.model import ServedModel
+from shoal.inference.replay import Replays
 from shoal.inference.rows import Rows
 from shoal.inference.sampler import Row, Sampled, Sampler, Scored
 from shoal.inference.step import Chunk, Step
@@ -37,6 +38,7 @@ class Runner:
         self._sampler = sampler
         self._block_size = block_size
         self._cache = model.new_cache(num_blocks, block_size)
+        self._replays = Replays(model, self._cache)
         self._most_rows = max(_LOGIT_BYTES // (4 * model.config.vocab_size), 1)
 
     def run(self, step: Step) -> Results:
@@ -49,7 +51,9 @@ class Runner:
             # The last layer's keys and values are all that is left to compute.
             wanted = [0]
         index = None if everything else torch.tensor(wanted)
-        hidden = self._model.forward(rows, self._cache, index)
+        hidden = None if index is not None else self._replays.forward(rows)
+        if hidden is None:
+            hidden = self._model.forward(rows, self._cache, index)
         sampled = self._sample(hidden[: len(sampling)], step.sampled)
         scored = self._score(hidden[len(sampling) : len(sampling) + len(scoring)], step.chunks)
         return Results(sampled=sampled, scored=scored)

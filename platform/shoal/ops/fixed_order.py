@@ -130,7 +130,7 @@ class FixedOrder:
     def add_shared_expert(
         self, output: torch.Tensor, shared: torch.Tensor, tokens: torch.Tensor, gate: torch.Tensor
     ) -> torch.Tensor:
-        return add_shared_expert(output, shared, self._packed(gate, "fp32")(tokens.float()))
+        return fixed.add_gated(output, shared, self._packed(gate, "fp32")(tokens.float()))
 
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         packed = self._packed(weight, HEAD_KINDS[self.precision])
@@ -182,17 +182,6 @@ def cosine_and_sine(angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         torch.from_numpy(np.cos(wide).astype(np.float32)),
         torch.from_numpy(np.sin(wide).astype(np.float32)),
     )
-
-
-def add_shared_expert(
-    output: torch.Tensor, shared: torch.Tensor, scores: torch.Tensor
-) -> torch.Tensor:
-    """``output + sigmoid(scores) * shared`` in fp32, rounded once to the dtype of ``output``.
-
-    ``output`` and ``shared`` are ``[T, H]``, ``scores`` is ``[T, 1]`` fp32.
-    """
-    share = fixed.sigmoid(scores)
-    return (output.float() + share * shared.float()).to(output.dtype)
 
 
 class _Pages:

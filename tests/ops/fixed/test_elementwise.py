@@ -8,14 +8,19 @@ import torch
 from shoal import ops
 from shoal.errors import ConfigError
 from shoal.ops.fixed import (
+    KVCache,
+    add_gated,
     add_rms_norm,
+    clamped,
     log_normalizer,
     log_softmax,
+    place_heads,
     rms_norm,
     rotate,
     route,
-    sigmoid,
     swiglu,
+    take_rows,
+    widened,
 )
 from shoal.ops.fixed.probes import hard_rows
 from tests.ops.fixed.company import assert_independent, same_bits
@@ -85,11 +90,28 @@ def test_swiglu(width: int, dtype: torch.dtype) -> None:
     close(swiglu(gate, up), exact)
 
 
-def test_sigmoid() -> None:
-    rows = hard_rows(16, 1, FP32)
-    assert_independent(lambda chosen: sigmoid(rows[chosen]), 16)
-    x = torch.linspace(-120, 120, 1001)
-    close(sigmoid(x), x.double().sigmoid())
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_add_gated(width: int, dtype: torch.dtype) -> None:
+    output, shared = hard_rows(16, width, dtype), hard_rows(16, width, dtype, salt=8)
+    scores = hard_rows(16, 1, FP32, salt=9)
+    assert_independent(lambda chosen: add_gated(output[chosen], shared[chosen], scores[chosen]), 16)
+    output, shared = torch.randn(9, width).to(dtype), torch.randn(9, width).to(dtype)
+    scores = torch.tensor([-120.0, -30, -3, -0.1, 0, 0.1, 3, 30, 120]).unsqueeze(1)
+    exact = output.double() + scores.double().sigmoid() * shared.double()
+    close(add_gated(output, shared, scores), exact)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rows_are_taken_widened_and_clamped_as_torch_does(width: int, dtype: torch.dtype) -> None:
+    table = hard_rows(16, width, dtype)
+    index = torch.tensor([3, 0, 15, 3])
+    assert same_bits(take_rows(table, index), table[index].float())
+    assert same_bits(take_rows(table, index.int()), table[index].float())
+    assert same_bits(widened(table[:, : width // 2 + 1]), table[:, : width // 2 + 1].float())
+    table[1, 0] = -0.0
+    assert same_bits(clamped(table, 0.75), table.clamp(-0.75, 0.75))
 
 
 @pytest.mark.parametrize("width", [1, 17, 1024, 3001])
@@ -143,3 +165,30 @@ def test_impossible_scores_still_choose_distinct_experts() -> None:
         assert route(scores, 3, normalize=True)[0].tolist() == [[0, 1, 2]]
     with pytest.raises(ConfigError, match=r"there are 9 experts"):
         route(torch.zeros(1, 9), 10, normalize=True)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize(("heads", "kv_heads", "half"), [(4, 2, 8), (3, 1, 33), (2, 2, 5)])
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_place_heads_is_norm_rotation_and_cache(
+    normalizes: bool, heads: int, kv_heads: int, half: int, dtype: torch.dtype
+) -> None:
+    width = 2 * half
+    fused = hard_rows(16, (heads + 2 * kv_heads) * width, dtype)
+    query, key, value = fused.split([heads * width, kv_heads * width, kv_heads * width], dim=1)
+    angle = torch.randn(16, half)
+    cosine, sine = angle.cos(), angle.sin()
+    slots = torch.arange(16) * 3
+    slots[5] = -1
+    norms = torch.rand(width).to(dtype), torch.rand(width).to(dtype)
+    ours, theirs = (KVCache(4, 16, 2, kv_heads, width, dtype) for _ in range(2))
+    found = place_heads(
+        query, key, value, cosine, sine, ours, 1, slots, norms if normalizes else None, 1e-6
+    )
+    query, key, value = (x.unflatten(1, (-1, width)) for x in (query, key, value))
+    if normalizes:
+        query, key = rms_norm(query, norms[0], 1e-6), rms_norm(key, norms[1], 1e-6)
+    query, key = rotate(query, key, cosine, sine)
+    theirs.write(1, key, value, slots)
+    assert same_bits(found, query)
+    assert torch.equal(ours.keys, theirs.keys) and torch.equal(ours.values, theirs.values)

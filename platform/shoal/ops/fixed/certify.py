@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.ops.fixed.kernel import source_hash
+from shoal.ops.fixed.compiling import source_hash
 from shoal.ops.fixed.probes import NUM_ROWS, Probe, uniform
 from shoal.ops.fixed.tiles import HAS_BF16_PRODUCTS
 

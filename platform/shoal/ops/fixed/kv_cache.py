@@ -20,6 +20,7 @@ from shoal.errors import ConfigError
 from shoal.ops.fixed.kernel import kernel
 from shoal.ops.fixed.lanes import (
     copy_bytes,
+    device,
     read_half,
     read_int,
     read_int32,
@@ -96,6 +97,40 @@ class KVCache:
         )
 
 
+@device
+def store_head(
+    key: Any,
+    value: Any,
+    width: Any,
+    size: Any,
+    slot: Any,
+    head: Any,
+    heads: Any,
+    block_size: Any,
+    keys: Any,
+    values: Any,
+) -> None:
+    """Store one key head's key and value, contiguous ones, at ``slot`` of a layer."""
+    per_step = 4 // size
+    key_group = (width + per_step - 1) // per_step * 64
+    value_step = (width + 15) // 16 * 64
+    value_group = 16 // per_step * value_step
+    inside = slot % block_size
+    lane = inside % 16
+    group = (slot // block_size * heads + head) * (block_size // 16) + inside // 16
+    target = keys + group * key_group + lane * 4
+    for step in range(width // per_step):
+        write_int32(target + step * 64, read_int32(key + step * 4))
+    if width % per_step:
+        write_half(target + width // 2 * 64, read_half(key + (width - 1) * 2))
+    target = values + group * value_group + lane // per_step * value_step
+    if size == 4:
+        copy_bytes(target, value, width * 4)
+    else:
+        for place in range(width):
+            write_half(target + place * 4 + lane % 2 * 2, read_half(value + place * 2))
+
+
 @kernel(14, "kv_write")
 def _write(task: Any, thread: Any, a: Any) -> None:
     key, key_stride, key_head, value, value_stride, value_head, slots = (
@@ -104,29 +139,20 @@ def _write(task: Any, thread: Any, a: Any) -> None:
     count, heads, width, size, block_size, keys, values = (
         *(a[7], a[8], a[9], a[10], a[11], a[12], a[13]),
     )
-    per_step = 4 // size
-    key_group = (width + per_step - 1) // per_step * 64
-    value_step = (width + 15) // 16 * 64
-    value_group = 16 // per_step * value_step
-    groups = block_size // 16
     for row in range(task * 8, min(count, (task + 1) * 8)):
         slot = read_int(slots + row * 8)
         if slot < 0:
             continue
-        block, inside = slot // block_size, slot % block_size
-        lane = inside % 16
         for head in range(heads):
-            group = (block * heads + head) * groups + inside // 16
-            source = key + row * key_stride + head * key_head
-            target = keys + group * key_group + lane * 4
-            for step in range(width // per_step):
-                write_int32(target + step * 64, read_int32(source + step * 4))
-            if width % per_step:
-                write_half(target + width // 2 * 64, read_half(source + (width - 1) * 2))
-            source = value + row * value_stride + head * value_head
-            target = values + group * value_group + lane // per_step * value_step
-            if size == 4:
-                copy_bytes(target, source, width * 4)
-            else:
-                for place in range(width):
-                    write_half(target + place * 4 + lane % 2 * 2, read_half(source + place * 2))
+            store_head(
+                key + row * key_stride + head * key_head,
+                value + row * value_stride + head * value_head,
+                width,
+                size,
+                slot,
+                head,
+                heads,
+                block_size,
+                keys,
+                values,
+            )

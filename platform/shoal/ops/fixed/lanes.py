@@ -115,12 +115,6 @@ def call(builder: ir.IRBuilder, name: str, kind: ir.Type, *values: ir.Value) -> 
 
 
 @operation(types.int64, address)
-def claim(builder: ir.IRBuilder, where: ir.Value) -> ir.Value:
-    """Take a number from the counter at ``where``, which no other thread will get."""
-    return builder.atomic_rmw("add", pointer(builder, where, I64), I64(1), "monotonic")
-
-
-@operation(types.int64, address)
 def read_int(builder: ir.IRBuilder, where: ir.Value) -> ir.Value:
     """The int64 at ``where``."""
     return builder.load(pointer(builder, where, I64), align=8)
