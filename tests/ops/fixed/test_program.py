@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -59,7 +61,12 @@ def test_programs_share_an_arena_and_keep_their_results() -> None:
 
 def test_what_torch_computes_cannot_be_recorded() -> None:
     x = torch.randn(4, 6)
-    for computation in (lambda: x + 1, lambda: x.t().contiguous(), lambda: x.zero_()):
+    computations: tuple[Callable[[], torch.Tensor], ...] = (
+        lambda: x + 1,
+        lambda: x.t().contiguous(),
+        lambda: x.zero_(),
+    )
+    for computation in computations:
         with pytest.raises(CannotRecord), recording(Arena()):
             computation()
     with recording(Arena()) as program:
