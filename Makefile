@@ -9,7 +9,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench storm-serve lint format docs clean
+.PHONY: help demo test bench bench-engine storm-serve lint format docs clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -34,6 +34,16 @@ test: $(READY)  ## run every test
 
 bench: $(READY)  ## training step side by side with torch FSDP2
 	$(RUN) -m shoal bench train --against fsdp2
+
+$(VENV)-vllm/.ready: requirements/vllm.txt
+	@echo "Setting up $(VENV)-vllm, once; vLLM takes some gigabytes"
+	@$(PYTHON) -m venv $(VENV)-vllm
+	@$(VENV)-vllm/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --requirement requirements/vllm.txt
+	@touch $@
+
+bench-engine: $(READY) $(VENV)-vllm/.ready  ## serving engine side by side with vLLM
+	$(RUN) -m shoal bench engine --against vllm
 
 storm-serve: export OMP_NUM_THREADS = 1
 storm-serve: $(READY)  ## 1,000 clients that leave a server at random moments

