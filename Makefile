@@ -40,6 +40,8 @@ $(VENV)-vllm/.ready: requirements/vllm.txt
 	@$(PYTHON) -m venv $(VENV)-vllm
 	@$(VENV)-vllm/bin/python -m pip install --quiet --disable-pip-version-check \
 	    --requirement requirements/vllm.txt
+	@# Their wheels are for another torch than the CPU's, and break what imports them beside it.
+	@$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 bench-engine: $(READY) $(VENV)-vllm/.ready  ## serving engine side by side with vLLM

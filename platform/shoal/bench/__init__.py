@@ -1,13 +1,12 @@
 """Measurements side by side with other ways to do the same."""
 
-from shoal.bench.engine import VLLM_PYTHON, bench_engine
+from shoal.bench.engine import bench_engine
 from shoal.bench.engine_report import EngineCase, EngineReport
 from shoal.bench.engine_setup import EngineBenchSetup, Load
 from shoal.bench.report import BenchCase, BenchReport
 from shoal.bench.train import BenchSetup, bench_train
 
 __all__ = [
-    "VLLM_PYTHON",
     "BenchCase",
     "BenchReport",
     "BenchSetup",

