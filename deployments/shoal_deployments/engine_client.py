@@ -42,9 +42,6 @@ class ModelCard:
     limits: Limits
     """What every replica takes; requests are checked against it before they are submitted."""
 
-    fingerprint: str | None = None
-    """Hash of the kernels' results; unset where replicas differ, or none was taken."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaStats:
@@ -82,13 +79,14 @@ class EngineClient(Protocol):
         """The model; the same for as long as the application runs."""
         ...
 
-    async def submit(self, requests: Sequence[Request], mailbox: Mailbox) -> None:
+    async def submit(self, requests: Sequence[Request], mailbox: Mailbox) -> str | None:
         """Hand over the requests of one client, all of them or none.
 
-        Returns once the engines have taken them; from then on their outputs are put into
-        ``mailbox``, until each choice has its finish reason or the request is aborted. A failure
-        that ends them goes to ``mailbox.fail``. May be cancelled at any point: the caller aborts
-        all ids afterwards.
+        Returns once the engines have taken them, with the fingerprint of the kernels that compute
+        them, to the end: replicas with the same one give the same bits. None where nothing was
+        proven of the kernels. From then on their outputs are put into ``mailbox``, until each
+        choice has its finish reason or the request is aborted. A failure that ends them goes to
+        ``mailbox.fail``. May be cancelled at any point: the caller aborts all ids afterwards.
 
         Raises:
             ConfigError: an engine refuses a request.

@@ -95,11 +95,11 @@ class Engines:
 
     @property
     def card(self) -> ModelCard:
-        """The model; the fingerprint is unset where the engines' differ."""
+        """The model."""
         assert self._card is not None, "connect makes it"
         return self._card
 
-    async def submit(self, requests: Sequence[Request], mailbox: Mailbox) -> None:
+    async def submit(self, requests: Sequence[Request], mailbox: Mailbox) -> str | None:
         """See ``EngineClient``; the requests of one client go to one engine."""
         names = self._names(requests[0])
         is_full = False
@@ -116,7 +116,8 @@ class Engines:
                 logger.warning("%s", error)
             else:
                 self._router.note(names, place)
-                return
+                facts = self._links[place].facts
+                return None if facts is None else facts.promise
             self._release(held)
         if is_full:
             raise Overloaded("The queues of all engines are full.")
@@ -134,18 +135,17 @@ class Engines:
 
     async def stats(self) -> Sequence[ReplicaStats]:
         """See ``EngineClient``."""
-        found = []
-        for link in self._links:
-            pulse = await link.fresh_pulse()
-            if pulse is not None and link.facts is not None:
-                found.append(
-                    ReplicaStats(
-                        replica=str(link.place),
-                        stats=pulse.stats,
-                        migrated=self._num_moved[link.place],
-                        certificate=link.facts.certificate,
-                    )
-                )
+        pulses = await asyncio.gather(*(link.fresh_pulse() for link in self._links))
+        found = [
+            ReplicaStats(
+                replica=str(link.place),
+                stats=pulse.stats,
+                migrated=self._num_moved[link.place],
+                certificate=link.facts.certificate,
+            )
+            for link, pulse in zip(self._links, pulses, strict=True)
+            if pulse is not None and link.facts is not None
+        ]
         if not found:
             raise EngineUnavailable("No engine answers.")
         return found
@@ -225,13 +225,11 @@ class Engines:
 
     def _make_card(self) -> None:
         facts = [link.facts for link in self._links if link.facts is not None]
-        fingerprints = {each.fingerprint for each in facts}
         self._card = ModelCard(
             name=self._name,
             created=self._created,
             # What the one with the least memory takes, any of them does.
             limits=min((each.limits for each in facts), key=lambda limits: limits.num_blocks),
-            fingerprint=fingerprints.pop() if len(fingerprints) == 1 else None,
         )
 
     def _hold(self, requests: Sequence[Request], mailbox: Mailbox, place: int) -> list[_Held]:

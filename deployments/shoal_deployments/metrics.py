@@ -23,7 +23,16 @@ from shoal.inference.protocol import Stats
 from shoal_deployments.engine_client import ReplicaStats
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-_GAUGES = frozenset({"running", "waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached"})
+_GAUGES = frozenset(
+    {
+        "running",
+        "max_running",
+        "waiting",
+        "kv_blocks_total",
+        "kv_blocks_free",
+        "kv_blocks_cached",
+    }
+)
 
 
 class Metrics:

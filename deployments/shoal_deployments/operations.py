@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -13,6 +13,8 @@ from starlette.responses import JSONResponse, Response
 
 from shoal_deployments.engine_client import EngineUnavailable, ReplicaHealth, ReplicaStats
 from shoal_deployments.openai.service import Service
+
+T = TypeVar("T")
 
 DEADLINE_S = 2.0
 """How long the engines may take to say how they are."""
@@ -28,16 +30,18 @@ def operation_routes(service: Service) -> APIRouter:
 
     @router.get("/stats")
     async def stats() -> dict[str, Any]:
-        replicas = await _stats(service)
+        replicas = await _in_time(service.engine.stats())
+        health = await _in_time(service.engine.health())
         return {
             "model": service.engine.card.name,
             "held": service.admission.num_held,
             "replicas": [_plain(each) for each in replicas],
+            "health": [asdict(each) for each in health],
         }
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        text = service.metrics.text(await _stats(service))
+        text = service.metrics.text(await _in_time(service.engine.stats()))
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router
@@ -48,10 +52,7 @@ async def _health(service: Service) -> Response:
     replicas: Sequence[ReplicaHealth] = ()
     problem = ""
     try:
-        async with asyncio.timeout(DEADLINE_S):
-            replicas = await service.engine.health()
-    except TimeoutError:
-        problem = f"The engines did not answer within {DEADLINE_S:g} seconds."
+        replicas = await _in_time(service.engine.health())
     except EngineUnavailable as error:
         problem = str(error)
     num_well = sum(replica.progresses for replica in replicas)
@@ -66,10 +67,11 @@ async def _health(service: Service) -> Response:
     return JSONResponse(content, 200 if num_well else 503, headers)
 
 
-async def _stats(service: Service) -> Sequence[ReplicaStats]:
+async def _in_time(answer: Awaitable[T]) -> T:
+    """What the engines answer; EngineUnavailable where that takes too long."""
     try:
         async with asyncio.timeout(DEADLINE_S):
-            return await service.engine.stats()
+            return await answer
     except TimeoutError:
         problem = f"The engines did not answer within {DEADLINE_S:g} seconds."
         raise EngineUnavailable(problem) from None

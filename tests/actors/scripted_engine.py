@@ -67,6 +67,7 @@ class ScriptedEngine:
     def stats(self) -> Stats:
         return Stats(
             running=len(self._left),
+            max_running=1,
             waiting=0,
             kv_blocks_total=1,
             kv_blocks_free=1,

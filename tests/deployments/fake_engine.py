@@ -72,13 +72,14 @@ class FakeEngine:
         limits = limits or Limits(
             vocab_size=257, context_length=512, num_blocks=256, block_size=4, max_waiting=64
         )
-        self.card = ModelCard(name="tiny", created=1_700_000_000, limits=limits, fingerprint="fp1")
+        self.card = ModelCard(name="tiny", created=1_700_000_000, limits=limits)
         self.next_token: NextToken = by_hash
         self.step_s = 0.0
         self.submit_s = 0.0
         self.is_stalled = False
         self.failure: str | ShoalError | None = None
         self.refusal: ShoalError | None = None
+        self.fingerprint: str | None = "fp1"
         self.aborted: list[str] = []
         self.submitted: list[str] = []
         self.requests: list[Request] = []
@@ -89,7 +90,7 @@ class FakeEngine:
         self._work = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
 
-    async def submit(self, requests: Sequence[Request], mailbox: Mailbox) -> None:
+    async def submit(self, requests: Sequence[Request], mailbox: Mailbox) -> str | None:
         if self._loop_task is None:
             self._loop_task = asyncio.create_task(self._loop(), name="fake engine")
         await asyncio.sleep(self.submit_s)
@@ -104,6 +105,7 @@ class FakeEngine:
             if request.id not in self._dead:
                 self._runs.extend(self._start(request, mailbox))
         self._work.set()
+        return self.fingerprint
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self.aborted.extend(request_ids)
@@ -118,6 +120,7 @@ class FakeEngine:
         running = min(len(self._runs), self.card.limits.max_running)
         stats = Stats(
             running=running,
+            max_running=self.card.limits.max_running,
             waiting=len(self._runs) - running,
             kv_blocks_total=256,
             kv_blocks_free=256 - running,

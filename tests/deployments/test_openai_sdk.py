@@ -35,6 +35,17 @@ def test_chat(served: Served) -> None:
     assert answer.system_fingerprint == "fp1"
 
 
+@pytest.mark.parametrize("fingerprint", ["fp2", None])
+def test_the_fingerprint_is_of_the_engine_that_answers(
+    served: Served, fingerprint: str | None
+) -> None:
+    served.engine.fingerprint = fingerprint
+    whole = served.sdk().chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=2)
+    stream = served.sdk().completions.create(model="tiny", prompt="Hi", max_tokens=2, stream=True)
+    found = {whole.system_fingerprint, *(chunk.system_fingerprint for chunk in stream)}
+    assert found == {fingerprint}
+
+
 def test_a_chat_goes_on_with_what_was_answered(served: Served) -> None:
     client = served.sdk()
     answer = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=4)

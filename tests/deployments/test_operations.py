@@ -49,6 +49,7 @@ def test_stats(served: Served) -> None:
     assert replica.keys() >= KEYS_OF_STATS
     assert replica["finished"] >= 2
     assert replica["certificate"] == {"fingerprint": "fp1"}
+    assert stats["health"] == [{"replica": "0", "progresses": True, "detail": ""}]
 
 
 def test_metrics_count_answers_and_tokens(served: Served) -> None:

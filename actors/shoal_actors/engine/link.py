@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 RENEW_S = 1.0
 SILENT_S = 3.0
 """Age of the last pulse from which on an engine does not count as up."""
+PULSE_S = 1.8
+"""How long an engine that is asked for its pulse may take; less than whoever asks waits."""
 _RETRY_S = 0.5
 _CONNECT_S = 10.0
 
@@ -119,13 +121,14 @@ class EngineLink:
         self._aborts.extend(request_ids)
 
     async def fresh_pulse(self) -> Pulse | None:
-        """What the engine says now; None where it cannot be asked."""
+        """What the engine says now; None where it cannot be asked, or does not answer."""
         actor = self._actor
         if actor is None:
             return None
         try:
-            self.pulse = await self._context.run(actor.pulse.remote)
-        except RayError:
+            async with asyncio.timeout(PULSE_S):
+                self.pulse = await self._context.run(actor.pulse.remote)
+        except (RayError, TimeoutError):
             return None
         return self.pulse
 

@@ -23,13 +23,14 @@ class EngineFacts:
     certificate: Mapping[str, Any]
     """What was proven of its kernels when it loaded; plain JSON values."""
 
+    @property
+    def promise(self) -> str | None:
+        """The fingerprint; None where the kernels were not proven, so that it promises nothing."""
+        return self.fingerprint if self.certificate["passed"] else None
+
     def agrees_with(self, other: EngineFacts | None) -> bool:
         """Whether the two promise the same bits for the same request."""
-        return (
-            other is not None
-            and self.fingerprint == other.fingerprint
-            and bool(self.certificate["passed"] and other.certificate["passed"])
-        )
+        return other is not None and self.promise is not None and self.promise == other.promise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -81,42 +81,43 @@ class Exchange(Response, Generic[BodyT]):
         check_model(body, card)
         params = endpoint.params(body)
         prompts = await endpoint.prompts(body, service.tokenizing)
-        header = Header(
-            id=f"{endpoint.id_prefix}-{uuid.uuid4().hex}",
-            created=int(time.time()),
-            model=card.name,
-            system_fingerprint=card.fingerprint,
-        )
+        answer_id, created = f"{endpoint.id_prefix}-{uuid.uuid4().hex}", int(time.time())
         requests = make_requests(
-            header.id, prompts, params, card, service.limits, endpoint.prompt_field
+            answer_id, prompts, params, card, service.limits, endpoint.prompt_field
         )
-        writer = await endpoint.writer(header, body, prompts, service.tokenizing)
         answers = Answers(requests)
-        async with self._submitted(requests, answers) as mailbox:
+        async with self._submitted(requests, answers) as (mailbox, fingerprint):
             service.metrics.prompt_tokens.inc(answers.num_prompt)
+            header = Header(
+                id=answer_id, created=created, model=card.name, system_fingerprint=fingerprint
+            )
+            writer = await endpoint.writer(header, body, prompts, service.tokenizing)
             if body.stream:
-                stream = EventStream(send, header.id, service.limits.write_timeout_s)
+                stream = EventStream(send, answer_id, service.limits.write_timeout_s)
                 await self._stream(stream, writer, answers, mailbox)
             else:
                 whole = await self._whole(writer, answers, mailbox)
-                whole.headers["x-request-id"] = header.id
+                whole.headers["x-request-id"] = answer_id
                 await whole(scope, receive, send)
 
     @asynccontextmanager
     async def _submitted(
         self, requests: Sequence[Request], answers: Answers
-    ) -> AsyncIterator[Mailbox]:
-        """Where the outputs of ``requests`` arrive; what has not finished at the end is aborted."""
+    ) -> AsyncIterator[tuple[Mailbox, str | None]]:
+        """Where the outputs of ``requests`` arrive, and the fingerprint of what computes them.
+
+        What has not finished at the end of the block is aborted.
+        """
         engine = self._service.engine
         mailbox = Mailbox(self._service.limits.unread_tokens)
         is_taken = True
         try:
             try:
-                await engine.submit(requests, mailbox)
+                fingerprint = await engine.submit(requests, mailbox)
             except (ConfigError, Overloaded, EngineUnavailable):
                 is_taken = False
                 raise
-            yield mailbox
+            yield mailbox, fingerprint
         finally:
             mailbox.close()
             if is_taken and (unfinished := answers.unfinished_ids):

@@ -22,6 +22,7 @@ class Header:
     model: str
 
     system_fingerprint: str | None
+    """Of the kernels that compute the answer; None where nothing was proven of them."""
 
 
 class Writer(ABC):

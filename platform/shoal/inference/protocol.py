@@ -96,6 +96,9 @@ class Stats:
     running: int
     """Sequences that hold blocks."""
 
+    max_running: int
+    """How many may at a time."""
+
     waiting: int
     """Sequences in the queue."""
 

@@ -88,6 +88,7 @@ class Scheduler:
         """Sizes and counters at this moment."""
         return Stats(
             running=len(self._running),
+            max_running=self.limits.max_running,
             waiting=len(self._waiting),
             kv_blocks_total=self.pool.num_blocks,
             kv_blocks_free=self.pool.num_available,
