@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal_actors.train.cluster import Cluster, open_cluster
+from shoal_actors.driver import Cluster, open_cluster
 from tests.ranks import RankPool
 
 

@@ -19,9 +19,7 @@ from shoal.config import ServeConfig
 from shoal.errors import ConfigError, WorkError
 from shoal.inference.loading import limits_of, served_tokenizer
 from shoal.models import HFWeights
-from shoal_actors.train.cluster import open_cluster
-from shoal_actors.train.console import divert_output
-from shoal_actors.train.stop import Terminated, sigterm_raises
+from shoal_actors.driver import Terminated, divert_output, open_cluster, sigterm_raises
 from shoal_deployments.application import build_application, num_cpus
 from shoal_deployments.auth import ApiKeys
 

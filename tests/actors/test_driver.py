@@ -13,7 +13,8 @@ from shoal.config import Config, config_from_tree, dump_config, load_config
 from shoal.errors import ConfigError, EndedEarly, WorkError
 from shoal.plan import Machine, make_plan
 from shoal.training import EventReader
-from shoal_actors.train import Cluster, Gang, run
+from shoal_actors.driver import Cluster
+from shoal_actors.train import Gang, run
 from shoal_actors.train.checks import check_places, check_room
 from shoal_actors.train.paths import with_absolute_paths
 from tests.training.tiny import MODEL, make_config, write_text

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from shoal.errors import ConfigError
 from shoal.training import EventKind, EventReader, append_event
-from shoal_actors.train.cluster import Cluster
+from shoal_actors.driver import Cluster
 from shoal_actors.train.failure import FailureReport, RunFailed, describe
 from shoal_actors.train.gang import Gang, run_gang
 

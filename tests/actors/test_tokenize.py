@@ -11,7 +11,7 @@ from shoal.config import DataSettings, SourceSettings
 from shoal.data import load_tokenizer, prepare
 from shoal.errors import ConfigError
 from shoal_actors.data import RayDataRunner
-from shoal_actors.train.cluster import Cluster
+from shoal_actors.driver import Cluster
 from tests.data.tiny import CHAT, write_tokenizer
 
 SHARD_BYTES = 200

@@ -1,17 +1,14 @@
 """Training under Ray Train: the driver of a run, and what each of its workers does."""
 
-from shoal_actors.train.cluster import Cluster, open_cluster
 from shoal_actors.train.driver import run
 from shoal_actors.train.failure import FailureReport, RankFailed, RunFailed
 from shoal_actors.train.gang import Gang, run_gang
 
 __all__ = [
-    "Cluster",
     "FailureReport",
     "Gang",
     "RankFailed",
     "RunFailed",
-    "open_cluster",
     "run",
     "run_gang",
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.config import Config
 from shoal.errors import ConfigError
 from shoal.plan import Plan
-from shoal_actors.train.cluster import Cluster
+from shoal_actors.driver import Cluster
 from shoal_actors.train.gang import Gang
 
 

@@ -30,14 +30,19 @@ from shoal.training import (
     check_resume,
 )
 from shoal_actors.data import RayDataRunner
+from shoal_actors.driver import (
+    Cluster,
+    Terminated,
+    divert_output,
+    is_elsewhere,
+    open_cluster,
+    sigterm_raises,
+)
 from shoal_actors.train.checks import check_places, check_room
-from shoal_actors.train.cluster import Cluster, is_elsewhere, open_cluster
-from shoal_actors.train.console import divert_output
 from shoal_actors.train.failure import FailureReport, RunFailed, last_word
 from shoal_actors.train.follow import Follower
 from shoal_actors.train.gang import Gang, run_gang
 from shoal_actors.train.paths import with_absolute_paths
-from shoal_actors.train.stop import Terminated, sigterm_raises
 from shoal_actors.train.worker import LOGS_FOLDER, work
 
 TOKENS_FOLDER = ".tokens"

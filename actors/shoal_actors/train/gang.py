@@ -36,8 +36,8 @@ from ray.train.v2._internal.callbacks.placement_group_callback import (
 )
 
 from shoal.errors import ShoalError, WorkError
+from shoal_actors.driver import Terminated
 from shoal_actors.train.failure import FailureReport, RunFailed, first_cause
-from shoal_actors.train.stop import Terminated
 
 ABORT_TIMEOUT_S = 15.0
 """Time for the workers to be killed when the driver is told to stop."""

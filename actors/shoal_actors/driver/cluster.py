@@ -1,6 +1,6 @@
-"""The Ray cluster that a run uses: the one that RAY_ADDRESS names, else one of its own.
+"""The Ray cluster that a driver uses: the one that RAY_ADDRESS names, else one of its own.
 
-A cluster of our own lives on this machine for as long as the run. The address file that a killed
+A cluster of our own lives on this machine for as long as the driver. The address file that a killed
 ``ray start`` leaves behind is never consulted: without RAY_ADDRESS nothing is looked for.
 """
 
@@ -47,10 +47,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What a cluster has to place workers on."""
+    """What a cluster has to place actors on."""
 
     is_own: bool
-    """Whether it was started for this run and ends with it."""
+    """Whether it was started by this process and ends with it."""
 
     nodes: tuple[Mapping[str, float], ...]
     """Resources of each living node (``CPU``, ``GPU``)."""

@@ -18,6 +18,9 @@ from rich.console import Console
 
 from shoal.errors import WorkError
 
+PACKAGES = ("shoal", "shoal_actors", "shoal_deployments")
+"""Whose log the user sees."""
+
 
 @contextmanager
 def divert_output(log: Path) -> Iterator[Console]:
@@ -76,7 +79,7 @@ class _ConsoleHandler(logging.Handler):
 @contextmanager
 def _logged_to(console: Console) -> Iterator[None]:
     handler = _ConsoleHandler(console)
-    loggers = [logging.getLogger(package) for package in ("shoal", "shoal_actors")]
+    loggers = [logging.getLogger(package) for package in PACKAGES]
     for logger in loggers:
         logger.addHandler(handler)
     try:

@@ -1,0 +1,14 @@
+"""What every driver needs, of training and of serving: a Ray cluster, a terminal, a way to end."""
+
+from shoal_actors.driver.cluster import Cluster, is_elsewhere, open_cluster
+from shoal_actors.driver.console import divert_output
+from shoal_actors.driver.stop import Terminated, sigterm_raises
+
+__all__ = [
+    "Cluster",
+    "Terminated",
+    "divert_output",
+    "is_elsewhere",
+    "open_cluster",
+    "sigterm_raises",
+]
