@@ -3,13 +3,15 @@
 
 PYTHON ?= python3
 DEMO_STEPS ?= 20
+# What `make serve` serves: the demo's model, or the one it starts from.
+MODEL ?= $(firstword $(wildcard runs/demo-export) runs/input/smollm2)
 
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench bench-engine storm-serve lint format docs clean
+.PHONY: help demo serve test bench bench-engine storm-serve lint format docs clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -25,8 +27,14 @@ $(READY): pyproject.toml requirements/constraints.txt requirements/demo.txt
 	    --requirement requirements/demo.txt
 	@touch $@
 
-demo: $(READY)  ## fine-tune SmolLM2-135M on this machine, export it, compare it
+demo: $(READY)  ## fine-tune SmolLM2-135M on this machine, export it, serve it, ask it
 	$(RUN) examples/demo.py --fresh --steps $(DEMO_STEPS)
+
+runs/input/smollm2: | $(READY)
+	$(RUN) -m shoal import smollm2 $@
+
+serve: $(READY) $(filter runs/input/smollm2,$(MODEL))  ## serve the demo's model, or SmolLM2, until Ctrl-C
+	$(RUN) -m shoal serve $(MODEL)
 
 test: export OMP_NUM_THREADS = 1
 test: $(READY)  ## run every test

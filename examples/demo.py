@@ -1,46 +1,66 @@
-"""The demo from weights to weights: import, train, export, and text from before and after.
+"""The demo from weights to an answer: import, train, export, compare, serve, ask.
 
-Every step is a ``shoal`` command, printed as it starts, so that each can be repeated by hand. Steps
-whose outcome exists are skipped and training resumes, so that a second start goes on where the
-first one ended; ``--fresh`` starts over.
+Every step is a command, printed as it starts, so that each can be repeated by hand. Steps whose
+outcome exists are skipped and training resumes, so that a second start goes on where the first one
+ended; ``--fresh`` starts over. Whatever it starts ends with it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+
+from command import SHOAL, run, server
 
 EXAMPLES = Path(__file__).resolve().parent
 MODEL = Path("runs/input/smollm2")
 CORPUS = Path("runs/input/stdlib")
 RUN = Path("runs/demo")
 EXPORT = Path("runs/demo-export")
+QUESTION = "What is the capital of France?"
 
 
 def main() -> int:
     """Run every step; 0 when the loss has fallen, else the exit code of the step that failed."""
     arguments = _parse()
     root: Path = arguments.root.resolve()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     try:
         _prepare(root, fresh=arguments.fresh)
-        if not (root / MODEL).exists():
-            _shoal(root, "import", "smollm2", str(MODEL))
-        config = EXAMPLES / "demo.yaml"
-        shown = config.relative_to(root) if config.is_relative_to(root) else config
-        _shoal(root, "train", str(shown), "--set", f"train.steps={arguments.steps}")
-        if not (root / EXPORT).exists():
-            _shoal(root, "export", str(RUN), str(EXPORT))
-        print("\nThe same prompts, continued before and after:", flush=True)
-        _run(root, [sys.executable, str(EXAMPLES / "sample.py"), str(MODEL), str(EXPORT)])
+        _make(root, arguments.steps)
+        _show(root)
     except subprocess.CalledProcessError as error:
         return error.returncode
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     return _judge(root / RUN / "metrics.jsonl")
+
+
+def _make(root: Path, steps: int) -> None:
+    """Import, train, export."""
+    if not (root / MODEL).exists():
+        run([*SHOAL, "import", "smollm2", str(MODEL)], root)
+    config = EXAMPLES / "demo.yaml"
+    shown = config.relative_to(root) if config.is_relative_to(root) else config
+    run([*SHOAL, "train", str(shown), "--set", f"train.steps={steps}"], root)
+    if not (root / EXPORT).exists():
+        run([*SHOAL, "export", str(RUN), str(EXPORT)], root)
+
+
+def _show(root: Path) -> None:
+    """Compare with the model before, then serve and ask."""
+    print("\nThe same prompts, continued before and after:", flush=True)
+    run([sys.executable, str(EXAMPLES / "sample.py"), str(MODEL), str(EXPORT)], root)
+    print("\nThe fine-tuned model behind OpenAI's endpoints:", flush=True)
+    with server([*SHOAL, "serve", str(EXPORT), "--set", "serve.port=0"], root) as url:
+        run([sys.executable, str(EXAMPLES / "ask.py"), url, QUESTION], root)
 
 
 def _parse() -> argparse.Namespace:
@@ -64,28 +84,13 @@ def _prepare(root: Path, *, fresh: bool) -> None:
     corpus.symlink_to(sysconfig.get_path("stdlib"), target_is_directory=True)
 
 
-def _shoal(root: Path, *arguments: str) -> None:
-    print(f"\n$ {shlex.join(('shoal', *arguments))}", flush=True)
-    _run(root, [sys.executable, "-m", "shoal", *arguments])
-
-
-def _run(root: Path, command: list[str]) -> None:
-    process = subprocess.Popen(command, cwd=root)
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:
-        code = process.wait()  # Ctrl-C reached the command as well, which ends its workers first
-    if code != 0:
-        raise subprocess.CalledProcessError(code, command)
-
-
 def _judge(metrics: Path) -> int:
     """Say how the loss went; 1 if it did not fall over a run long enough to tell."""
     losses = [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
     window = max(len(losses) // 4, 1)
     first, last = sum(losses[:window]) / window, sum(losses[-window:]) / window
     print(f"\nLoss over the first {window} steps {first:.3f}, over the last {window} {last:.3f}.")
-    print(f"The fine-tuned model lies in {EXPORT}; transformers loads it.")
+    print(f"The fine-tuned model lies in {EXPORT}; transformers loads it, make serve serves it.")
     return int(len(losses) >= 8 and last >= first)
 
 

@@ -27,9 +27,9 @@ NAME = "tiny-llama"
 DEADLINE_S = 60.0
 
 
-def write_model(folder: Path) -> Path:
+def write_model(folder: Path, **changes: Any) -> Path:
     """A model of random weights that talks at length; its tokens are bytes."""
-    config = DecoderConfig.from_hf({**TINY["smollm2"], "max_position_embeddings": 4096})
+    config = DecoderConfig.from_hf({**TINY["smollm2"], "max_position_embeddings": 4096, **changes})
     generator = torch.Generator().manual_seed(7)
     tensors = {
         name: 0.2 * torch.randn(shape, generator=generator)

@@ -1,4 +1,4 @@
-"""``shoal`` as users start it: a process of its own, whose children can be found afterwards."""
+"""Commands as users start them: processes of their own, whose children can be found afterwards."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 ROOTS = [
     str(Path(__file__).resolve().parents[2] / name)
@@ -18,18 +19,18 @@ ROOTS = [
 MARK = "SHOAL_TEST_MARK"
 
 
-class ShoalProcess:
+class MarkedProcess:
     """A running command; every process under it carries a mark in its environment.
 
     A context manager: whatever still runs at the end of the block is killed.
     """
 
-    def __init__(self, arguments: list[str], folder: Path, **environment: str) -> None:
+    def __init__(self, command: list[str], folder: Path, **environment: str) -> None:
         self.mark = uuid.uuid4().hex
         self._log = folder / f"output-{self.mark[:8]}.txt"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "shoal", *arguments],
+                command,
                 cwd=folder,
                 env=plain_environment(**environment, **{MARK: self.mark}),
                 stdout=log,
@@ -37,7 +38,7 @@ class ShoalProcess:
                 start_new_session=True,
             )
 
-    def __enter__(self) -> ShoalProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -79,6 +80,13 @@ class ShoalProcess:
         while (left := _marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.2)
         return left
+
+
+class ShoalProcess(MarkedProcess):
+    """A running ``shoal`` command."""
+
+    def __init__(self, arguments: list[str], folder: Path, **environment: str) -> None:
+        super().__init__([sys.executable, "-m", "shoal", *arguments], folder, **environment)
 
 
 def plain_environment(**more: str) -> dict[str, str]:
