@@ -105,7 +105,7 @@ def clear(sums: Any, count: Any) -> None:
 @device
 def rows_at_once(scales: Any) -> Any:
     """Rows that are worth taking through a panel together: of MXFP8 many, as it is decoded."""
-    return 96 if scales else 24
+    return 96 if scales else tiles.WHOLE_ROWS
 
 
 def _panel_product(multiply: Any, decodes: bool) -> Any:

@@ -49,6 +49,13 @@ HAS_BF16_PRODUCTS = _compiled_for("avx512bf16")
 MOST_ROWS = 6
 """Rows of the largest tile: 6 rows of 4 registers leave 8 of 32 for the operands."""
 
+WHOLE_ROWS = 36
+"""From so many rows on, a panel is taken whole by one tile after the other."""
+
+_TOGETHER = 32
+"""Steps that all tiles of fewer rows take before the next: 8 KiB of columns in the nearest cache,
+which are asked of memory while those before them are multiplied."""
+
 
 class _BFloat(ir.Type):  # type: ignore[misc]
     """LLVM's bf16, which llvmlite does not have."""
@@ -137,31 +144,48 @@ def _table(b: ir.IRBuilder, addresses: ir.Value, count: int) -> list[ir.Value]:
     ]
 
 
+def _fetch(b: ir.IRBuilder, where: ir.Value) -> None:
+    """Ask for the memory at ``where``, which may be nobody's, before it is needed."""
+    byte = ir.IntType(8).as_pointer()
+    signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+    fetch = cgutils.get_or_insert_function(b.module, signature, "llvm.prefetch.p0i8")
+    read, nearest, data = I32(0), I32(3), I32(1)
+    b.call(fetch, [b.inttoptr(where, byte), read, nearest, data])
+
+
 def _by_columns(rows: int, columns: int, pairs: bool, apart: bool) -> Any:
     """A tile whose vectors of columns lie side by side, or each in a place of its own.
 
     Arguments: addresses of the rows (a table of int64); address of the first vector or, where they
-    lie ``apart``, of a table of their addresses; number of steps; address of the fp32 sums, which
-    lie row by row. From step to step a vector's next numbers follow those of its neighbours.
+    lie ``apart``, of a table of their addresses; first step, and one past the last; address of the
+    fp32 sums, which lie row by row. From step to step a vector's next numbers follow those of its
+    neighbours.
     """
     step_bytes, row_bytes = BYTES * (1 if apart else columns), I64(BYTES * columns)
 
-    @operation(types.void, *[types.int64] * 4)
+    @operation(types.void, *[types.int64] * 5)
     def multiply(
-        b: ir.IRBuilder, row_table: ir.Value, vectors: ir.Value, steps: ir.Value, out: ir.Value
+        b: ir.IRBuilder,
+        row_table: ir.Value,
+        vectors: ir.Value,
+        first: ir.Value,
+        stop: ir.Value,
+        out: ir.Value,
     ) -> None:
         tile = _Tile(b, rows, columns, pairs)
         tile.load(out, row_bytes)
         row_starts = _table(b, row_table, rows)
         starts = _table(b, vectors, columns if apart else 0)
-        with cgutils.for_range(b, steps, intp=I64) as loop:
-            along_row = b.mul(loop.index, I64(4))
-            along_column = b.mul(loop.index, I64(step_bytes))
+        with cgutils.for_range_slice(b, first, stop, I64(1), I64) as (index, _):
+            along_row = b.mul(index, I64(4))
+            along_column = b.mul(index, I64(step_bytes))
             if apart:
                 places = [b.add(start, along_column) for start in starts]
             else:
-                first = b.add(vectors, along_column)
-                places = [b.add(first, I64(BYTES * index)) for index in range(columns)]
+                place = b.add(vectors, along_column)
+                places = [b.add(place, I64(BYTES * number)) for number in range(columns)]
+                for number in range(columns):
+                    _fetch(b, b.add(place, I64(step_bytes * _TOGETHER + BYTES * number)))
             tile.step([b.add(start, along_row) for start in row_starts], places)
         tile.store(out, row_bytes)
 
@@ -225,7 +249,8 @@ def _by_steps(rows: int, columns: int, pairs: bool) -> Any:
 def column_product(columns: int, *, pairs: bool, apart: bool) -> Any:
     """A kernel function: tiles by columns for any number of rows.
 
-    Its arguments are those of the tile, with the number of rows put second.
+    Its arguments are addresses of the rows, their number, columns as the tile takes them, number of
+    steps, and address of the sums.
     """
     one, two, three, four, five, six = (
         _by_columns(rows, columns, pairs, apart) for rows in range(1, MOST_ROWS + 1)
@@ -233,20 +258,26 @@ def column_product(columns: int, *, pairs: bool, apart: bool) -> Any:
     row_bytes = BYTES * columns
 
     @device
-    def multiply(rows: Any, count: Any, vectors: Any, steps: Any, out: Any) -> None:
+    def part(rows: Any, count: Any, vectors: Any, first: Any, stop: Any, out: Any) -> None:
         while count >= 6:
-            six(rows, vectors, steps, out)
+            six(rows, vectors, first, stop, out)
             rows, out, count = rows + 48, out + 6 * row_bytes, count - 6
         if count == 5:
-            five(rows, vectors, steps, out)
+            five(rows, vectors, first, stop, out)
         elif count == 4:
-            four(rows, vectors, steps, out)
+            four(rows, vectors, first, stop, out)
         elif count == 3:
-            three(rows, vectors, steps, out)
+            three(rows, vectors, first, stop, out)
         elif count == 2:
-            two(rows, vectors, steps, out)
+            two(rows, vectors, first, stop, out)
         elif count == 1:
-            one(rows, vectors, steps, out)
+            one(rows, vectors, first, stop, out)
+
+    @device
+    def multiply(rows: Any, count: Any, vectors: Any, steps: Any, out: Any) -> None:
+        together = _TOGETHER if MOST_ROWS < count < WHOLE_ROWS else steps
+        for first in range(0, steps, together):
+            part(rows, count, vectors, first, min(first + together, steps), out)
 
     return multiply
 
