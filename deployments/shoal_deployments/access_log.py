@@ -8,16 +8,23 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shoal_deployments.console import CONSOLE_PATHS
 from shoal_deployments.metrics import Metrics
+from shoal_deployments.route_path import route_path
 
 logger = logging.getLogger(__name__)
 
 LEFT = 499
 """Status under which a request is noted whose client did not wait for the end of the answer."""
 
-PATHS = frozenset(
-    {"/", "/health", "/metrics", "/stats", "/v1/models", "/v1/completions", "/v1/chat/completions"}
-)
+PATHS = CONSOLE_PATHS | {
+    "/health",
+    "/metrics",
+    "/stats",
+    "/v1/models",
+    "/v1/completions",
+    "/v1/chat/completions",
+}
 
 
 def note_left(scope: Scope) -> None:
@@ -58,7 +65,8 @@ class AccessLog:
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         # Paths that a client made up would each be a row of their own.
-        path = scope["path"] if scope["path"] in PATHS else "other"
+        path = route_path(scope)
+        path = path if path in PATHS else "other"
         self._metrics.requests.labels(path, str(status)).inc()
         self._metrics.request_seconds.labels(path).observe(seconds)
         shown = ascii(scope["path"][:200])[1:-1]

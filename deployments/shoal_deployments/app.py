@@ -12,6 +12,7 @@ from shoal.data.tokenizer import Tokenizer
 from shoal.errors import ShoalError
 from shoal_deployments.access_log import AccessLog
 from shoal_deployments.auth import ApiKeys, Authentication
+from shoal_deployments.console import console_routes
 from shoal_deployments.engine_client import EngineClient
 from shoal_deployments.metrics import Metrics
 from shoal_deployments.openai.errors import error_response, on_exception, on_http_exception
@@ -55,6 +56,7 @@ def build_app(engine: EngineClient, tokenizer: Tokenizer, settings: ServeSetting
     )
     app.include_router(openai_routes(service))
     app.include_router(operation_routes(service))
+    app.router.routes.extend(console_routes())
     app.add_middleware(Authentication, keys=ApiKeys.read(settings.auth))
     app.add_middleware(AccessLog, metrics=metrics)
     app.router.add_event_handler("shutdown", service.tokenizing.close)

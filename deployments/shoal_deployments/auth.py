@@ -13,9 +13,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.config import AuthSettings
 from shoal.errors import ConfigError
+from shoal_deployments.console import CONSOLE_PATHS
 from shoal_deployments.openai.errors import ApiError, error_response
+from shoal_deployments.route_path import route_path
 
-OPEN_PATHS = frozenset({"/", "/health"})
+OPEN_PATHS = frozenset({"/health"}) | CONSOLE_PATHS
 """What probes and browsers reach without a key; the console's own requests carry one."""
 
 
@@ -60,7 +62,7 @@ class Authentication:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or route_path(scope) in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("authorization", "")

@@ -15,6 +15,7 @@ import httpx2
 import openai
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from shoal.config import ServeSettings
 from shoal_deployments.app import build_app
@@ -102,14 +103,16 @@ async def _task_names() -> set[str]:
 
 @contextmanager
 def serve(
-    settings: ServeSettings | None = None, engine: FakeEngine | None = None
+    settings: ServeSettings | None = None,
+    engine: FakeEngine | None = None,
+    wrap: Callable[[FastAPI], ASGIApp] = lambda app: app,
 ) -> Iterator[Served]:
-    """Serve ``engine`` until the end of the block."""
+    """Serve ``engine`` until the end of the block; ``wrap`` puts the application into another."""
     engine = engine or FakeEngine()
     app = build_app(engine, engine.tokenizer, settings or ServeSettings())
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(wrap(app), log_config=None, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     loops: list[asyncio.AbstractEventLoop] = []
 
