@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,12 @@ import pytest
 import torch
 
 from shoal.errors import ConfigError
+from shoal.inference import Limits, Request, SamplingParams
+from shoal.inference.engine import Engine
 from shoal.inference.model import ServedModel
 from shoal.models import Decoder, DecoderConfig, load_weights, parameter_shapes
 from shoal.ops import fixed
+from shoal.ops.fixed.kernel import LAUNCHES, Launch
 from shoal.ops.fixed_order import fixed_order
 from tests.inference.small_models import RandomWeights, random_model, rows_of
 from tests.models.oracle import reference, relative
@@ -88,11 +92,33 @@ def test_bf16_is_close_to_fp32_and_mxfp8_not_far() -> None:
     assert relative(bf16, expected) < relative(mxfp8, expected) < 0.2
 
 
-def test_all_kernels_are_proven() -> None:
-    for name in ("qwen3", "qwen2_moe"):
-        certificate = random_model(TINY[name], "bf16").certify(16)
-        assert certificate.passed, certificate.failures
-        assert any("attention" in kernel.name for kernel in certificate.kernels)
+def launched(work: Callable[[], object]) -> set[str]:
+    """Names of the kernels that ``work`` runs."""
+    launches: list[Launch] = []
+    token = LAUNCHES.set(launches)
+    try:
+        work()
+    finally:
+        LAUNCHES.reset(token)
+    return {launch.kernel for launch in launches}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((name, "bf16") for name in TINY), ("qwen2_moe", "fp32"), ("qwen2_moe", "mxfp8")],
+)
+def test_every_kernel_that_the_engine_runs_is_proven(name: str, kind: fixed.Kind) -> None:
+    model = random_model(TINY[name], kind)
+    certificates = []
+    proven = launched(lambda: certificates.append(model.certify(16)))
+    assert certificates[0].passed, certificates[0].failures
+    params = SamplingParams(max_tokens=2, logprobs=1, prompt_logprobs=1, ignore_eos=True)
+    limits = Limits(vocab_size=model.config.vocab_size, context_length=64, num_blocks=4)
+    engine = Engine(model, limits)
+    engine.add(Request(id="1", prompt=(3, 4, 5, 6), params=params))
+    missing = launched(engine.step) - proven
+    assert not missing, f"there is no probe of {missing}"
+    assert {"linear_fp32" if kind == "fp32" else "linear_bf16", "place_heads"} <= proven
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen2_moe"])

@@ -6,21 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from shoal.inference.layer import ServedExperts, ServedLayer, ServedMLP
+from shoal.inference.layer import ServedAttention, ServedExperts, ServedLayer, ServedMLP
 from shoal.inference.packing import Experts, Linear
 from shoal.models import DecoderConfig
 from shoal.ops import fixed
 from shoal.ops.fixed import probes
 from shoal.ops.fixed.certify import Certificate, KernelProof
-from shoal.ops.fixed.probes import (
-    Probe,
-    attention_probe,
-    log_softmax_probe,
-    norm_probe,
-    rotate_probe,
-    route_probe,
-    swiglu_probe,
-)
+from shoal.ops.fixed.probes import Probe
 from shoal.ops.fixed.tiles import HAS_BF16_PRODUCTS
 
 UNPROVEN = Certificate(
@@ -40,34 +32,54 @@ def model_probes(
     """Probes of every kernel; those of layers that are alike have the same name."""
     dtype = layers[0].attention_norm.dtype
     heads = config.num_heads, config.num_key_value_heads, config.head_dim
-    yield norm_probe(config.hidden_size, torch.float32)
-    yield rotate_probe(*heads, dtype)
-    yield _linear_probe(head, dtype)
-    yield log_softmax_probe(config.vocab_size)
+    yield probes.take_rows_probe(config.hidden_size, dtype)  # embedding
+    yield probes.take_rows_probe(config.head_dim // 2, torch.float32)  # angles
+    yield probes.norm_probe(config.hidden_size, torch.float32, out=dtype)
+    yield probes.add_norm_probe(config.hidden_size, dtype)
+    yield probes.linear_probe(_packed(head), dtype, out=torch.float32)
+    yield probes.log_softmax_probe(config.vocab_size)
     for window in sorted(set(config.windows), key=lambda window: window or 0):
-        yield attention_probe(*heads, block_size, dtype, window)
+        yield probes.attention_probe(*heads, block_size, dtype, window)
     for layer in layers:
-        yield _linear_probe(layer.attention.inputs, dtype)
-        yield _linear_probe(layer.attention.output, dtype)
+        yield from _attention_probes(layer.attention, heads, dtype)
         if isinstance(layer.mlp, ServedMLP):
             yield from _mlp_probes(layer.mlp, dtype)
         else:
             yield from _experts_probes(layer.mlp, dtype)
 
 
+def _attention_probes(
+    attention: ServedAttention, heads: tuple[int, int, int], dtype: torch.dtype
+) -> Iterator[Probe]:
+    queries, keys, _ = attention.widths
+    yield _linear_probe(attention.inputs, dtype)
+    if attention.whole_norms is not None:
+        yield probes.norm_probe(queries, dtype)
+        yield probes.norm_probe(keys, dtype)
+    if attention.clip is not None:
+        yield probes.clamped_probe(queries, dtype, attention.clip)
+        yield probes.clamped_probe(keys, dtype, attention.clip)
+    normalizes = attention.head_norms is not None
+    yield probes.place_heads_probe(*heads, dtype, normalizes=normalizes)
+    yield _linear_probe(attention.output, dtype)
+
+
 def _mlp_probes(mlp: ServedMLP, dtype: torch.dtype) -> Iterator[Probe]:
     yield _linear_probe(mlp.gate_up, dtype)
     yield _linear_probe(mlp.down, dtype)
-    yield swiglu_probe(_packed(mlp.down).shape[1], dtype)
+    yield probes.swiglu_probe(_packed(mlp.down).shape[1], dtype)
 
 
 def _experts_probes(mlp: ServedExperts, dtype: torch.dtype) -> Iterator[Probe]:
+    width = _packed(mlp.router).shape[1]
+    yield probes.widened_probe(width, dtype)
     yield _linear_probe(mlp.router, torch.float32)
-    yield route_probe(_packed(mlp.router).shape[0], mlp.per_token)
+    yield probes.route_probe(_packed(mlp.router).shape[0], mlp.per_token)
     yield _experts_probe(mlp.experts, mlp.per_token, dtype)
     if mlp.shared is not None:
         yield from _mlp_probes(mlp.shared, dtype)
         yield _linear_probe(mlp.shared_gate, torch.float32)
+        yield probes.add_gated_probe(width, dtype)
 
 
 def _packed(linear: Linear) -> fixed.PackedLinear:

@@ -31,6 +31,8 @@ class Launch(NamedTuple):
     """Address of the code, address of the arguments, number of tasks, number of threads: int64."""
     arguments: Any
     """An array of int64."""
+    kernel: str
+    """Its name."""
 
 
 LAUNCHES: ContextVar[list[Launch] | None] = ContextVar("launches", default=None)
@@ -60,7 +62,7 @@ class Kernel:
         helpers().run(ctypes.addressof(entry), 1, threads)
         launches = LAUNCHES.get()
         if launches is not None:
-            launches.append(Launch(entry, memory))
+            launches.append(Launch(entry, memory, self.name))
 
     @cached_property
     def address(self) -> int:

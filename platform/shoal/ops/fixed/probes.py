@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 
 from shoal.ops.fixed.attention import paged_attention
+from shoal.ops.fixed.elementwise import add_gated, clamped, take_rows, widened
 from shoal.ops.fixed.experts import PackedExperts
-from shoal.ops.fixed.kv_cache import KVCache
+from shoal.ops.fixed.heads import place_heads
+from shoal.ops.fixed.kv_cache import GROUP, KVCache
 from shoal.ops.fixed.linear import PackedLinear
-from shoal.ops.fixed.norm import rms_norm
-from shoal.ops.fixed.rotary import rotate
+from shoal.ops.fixed.norm import add_rms_norm, rms_norm
 from shoal.ops.fixed.softmax import log_softmax, route
 from shoal.ops.fixed.swiglu import swiglu
 
@@ -70,13 +71,16 @@ def _mixed(index: torch.Tensor, salt: int) -> torch.Tensor:
     return (bits ^ (bits >> 12)) * 695872825 % 2**31 >> 8
 
 
-def linear_probe(linear: PackedLinear, dtype: torch.dtype) -> Probe:
-    """``linear`` on rows of ``dtype``."""
+def linear_probe(
+    linear: PackedLinear, dtype: torch.dtype, *, out: torch.dtype | None = None
+) -> Probe:
+    """``linear`` on rows of ``dtype``, to ``out``, by default the same."""
     columns, inner = linear.shape
     rows = hard_rows(NUM_ROWS, inner, dtype)
     return Probe(
-        name=f"linear {linear.kind} {columns}x{inner}",
-        compute=lambda chosen: linear(rows[chosen]),
+        name=f"linear {linear.kind} {columns}x{inner}"
+        + ("" if out is None else f" to {_short(out)}"),
+        compute=lambda chosen: linear(rows[chosen], dtype=out),
     )
 
 
@@ -136,14 +140,26 @@ def attention_probe(
     )
 
 
-def norm_probe(width: int, dtype: torch.dtype) -> Probe:
-    """``rms_norm`` over ``width`` numbers."""
+def norm_probe(width: int, dtype: torch.dtype, *, out: torch.dtype | None = None) -> Probe:
+    """``rms_norm`` over ``width`` numbers of ``dtype``, to ``out``, by default the same."""
     rows = hard_rows(NUM_ROWS, width, dtype)
-    weight = uniform(torch.arange(width), 4).to(dtype)
+    weight = uniform(torch.arange(width), 4).to(out or dtype)
     return Probe(
-        name=f"rms_norm {_short(dtype)} {width}",
-        compute=lambda chosen: rms_norm(rows[chosen], weight, 1e-6),
+        name=f"rms_norm {_short(dtype)} {width}" + ("" if out is None else f" to {_short(out)}"),
+        compute=lambda chosen: rms_norm(rows[chosen], weight, 1e-6, dtype=out),
     )
+
+
+def add_norm_probe(width: int, dtype: torch.dtype) -> Probe:
+    """``add_rms_norm`` of rows of ``dtype`` to an fp32 stream; sums and norms side by side."""
+    stream, added = hard_rows(NUM_ROWS, width, torch.float32), hard_rows(NUM_ROWS, width, dtype, 11)
+    weight = uniform(torch.arange(width), 4).to(dtype)
+
+    def compute(chosen: torch.Tensor) -> torch.Tensor:
+        sums, out = add_rms_norm(stream[chosen], added[chosen], weight, 1e-6)
+        return torch.cat((sums, out.float()), dim=1)
+
+    return Probe(name=f"add_rms_norm {_short(dtype)} {width}", compute=compute)
 
 
 def swiglu_probe(width: int, dtype: torch.dtype) -> Probe:
@@ -155,19 +171,73 @@ def swiglu_probe(width: int, dtype: torch.dtype) -> Probe:
     )
 
 
-def rotate_probe(num_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Probe:
-    """``rotate`` of queries and keys, which are put side by side."""
-    heads = hard_rows(NUM_ROWS, (num_heads + kv_heads) * head_dim, dtype)
-    heads = heads.view(NUM_ROWS, num_heads + kv_heads, head_dim)
-    angle = uniform(torch.arange(NUM_ROWS * (head_dim // 2)), 6).view(NUM_ROWS, -1)
-    cosine, sine = angle.cos().to(dtype), angle.sin().to(dtype)
+def take_rows_probe(width: int, dtype: torch.dtype) -> Probe:
+    """``take_rows`` of a table of ``dtype``, each row from a place of its own."""
+    table = hard_rows(NUM_ROWS, width, dtype, salt=7)
+    return Probe(
+        name=f"take_rows {_short(dtype)} {width}",
+        compute=lambda chosen: take_rows(table, chosen),
+    )
+
+
+def widened_probe(width: int, dtype: torch.dtype) -> Probe:
+    """``widened`` rows of ``dtype``."""
+    rows = hard_rows(NUM_ROWS, width, dtype)
+    return Probe(
+        name=f"widened {_short(dtype)} {width}", compute=lambda chosen: widened(rows[chosen])
+    )
+
+
+def clamped_probe(width: int, dtype: torch.dtype, bound: float) -> Probe:
+    """``clamped`` rows of ``dtype``."""
+    rows = hard_rows(NUM_ROWS, width, dtype)
+    return Probe(
+        name=f"clamped {_short(dtype)} {width}",
+        compute=lambda chosen: clamped(rows[chosen], bound),
+    )
+
+
+def add_gated_probe(width: int, dtype: torch.dtype) -> Probe:
+    """``add_gated`` of rows of ``dtype``, with a score for each."""
+    output, shared = hard_rows(NUM_ROWS, width, dtype), hard_rows(NUM_ROWS, width, dtype, salt=8)
+    scores = hard_rows(NUM_ROWS, 1, torch.float32, salt=10)
+    return Probe(
+        name=f"add_gated {_short(dtype)} {width}",
+        compute=lambda chosen: add_gated(output[chosen], shared[chosen], scores[chosen]),
+    )
+
+
+def place_heads_probe(
+    num_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, normalizes: bool
+) -> Probe:
+    """``place_heads``: a row's queries, and the block of the cache that is its own, side by side.
+
+    The cosines and sines are fp32.
+    """
+    widths = num_heads * head_dim, kv_heads * head_dim, kv_heads * head_dim
+    fused = hard_rows(NUM_ROWS, sum(widths), dtype)
+    angle = uniform(torch.arange(NUM_ROWS * (head_dim // 2)), 6).view(NUM_ROWS, -1).float()
+    cosine, sine = angle.cos(), angle.sin()
+    norms = None
+    if normalizes:
+        first, second = uniform(torch.arange(2 * head_dim), 12).to(dtype).split(head_dim)
+        norms = first, second
+    cache = KVCache(NUM_ROWS, GROUP, 1, kv_heads, head_dim, dtype)
 
     def compute(chosen: torch.Tensor) -> torch.Tensor:
-        query, key = heads[chosen].split([num_heads, kv_heads], dim=1)
-        return torch.cat(rotate(query, key, cosine[chosen], sine[chosen]), dim=1)
+        query, key, value = fused[chosen].split(widths, dim=1)
+        cache.keys.zero_()
+        cache.values.zero_()
+        slots = chosen * GROUP + chosen % GROUP
+        angles = cosine[chosen], sine[chosen]
+        queries = place_heads(query, key, value, *angles, cache, 0, slots, norms, 1e-6)
+        stored = (x[0, chosen].flatten(1).view(dtype) for x in (cache.keys, cache.values))
+        return torch.cat((queries.flatten(1), *stored), dim=1)
 
     return Probe(
-        name=f"rotate {_short(dtype)} {num_heads}/{kv_heads} heads of {head_dim}", compute=compute
+        name=f"place_heads {_short(dtype)} {num_heads}/{kv_heads} heads of {head_dim}"
+        + (", normalized" if normalizes else ""),
+        compute=compute,
     )
 
 
