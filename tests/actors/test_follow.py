@@ -36,8 +36,10 @@ def test_only_what_this_command_does_is_shown(tmp_path: Path) -> None:
         append_event(tmp_path, EventKind.RESUME, step=1, path="checkpoints/step-00000001")
         with MetricsWriter(tmp_path, last_step=1) as writer:
             writer.write(_metrics(2))
-        append_event(tmp_path, EventKind.FAILURE, rank=1, kind="ValueError", message="[x]")
+        failure = {"rank": 1, "kind": "ValueError", "message": "[x]"}
+        append_event(tmp_path, EventKind.FAILURE, is_final=False, **failure)
         append_event(tmp_path, EventKind.SAVE, step=2, num_bytes=12345)
+        append_event(tmp_path, EventKind.FAILURE, is_final=True, **failure)
     lines = output.getvalue().splitlines()
     assert [line for line in lines if not line.startswith("step")] == [
         "Training on 2 workers",

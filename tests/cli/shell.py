@@ -52,6 +52,7 @@ def shoal_here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def write_config(folder: Path, **extra: str) -> Path:
     """A small valid configuration, with more top-level keys as YAML text."""
+    (folder / "corpus").write_text("A few words.", encoding="utf-8")
     path = folder / "run.yaml"
     lines = [
         "model: {config: {model_type: llama, vocab_size: 257, hidden_size: 32,",

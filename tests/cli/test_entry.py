@@ -95,7 +95,7 @@ def test_wrong_input_is_refused_in_one_message(
     config = write_config(tmp_path)
     done = shoal(command, str(config), "--set", override, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{message}\n")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "run.yaml"]
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

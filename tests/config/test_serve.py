@@ -24,6 +24,16 @@ TREE: dict[str, Any] = {
             {"kv": {"tokens": 640}, "limits": {"prompt_tokens": 640}},
             "serve.limits.prompt_tokens = 640: the cache holds 640 tokens",
         ),
+        (
+            {"kv": {"block_tokens": 40}},
+            "serve.kv.block_tokens = 40: a block is a multiple of 16 tokens. Use 32 or 48.",
+        ),
+        ({"kv": {"block_tokens": 8}}, "serve.kv.block_tokens = 8: must be at least 16"),
+        ({"replicas": 10**6}, "serve.replicas = 1000000: must be at most 1024"),
+        (
+            {"limits": {"queue": 10**26}},
+            "serve.limits.queue = 100000000000000000000000000: must be",
+        ),
         ({"port": 65536}, "serve.port = 65536: must be at most 65535"),
         ({"limits": {"request": 5}}, "Did you mean serve.limits.requests"),
         ({"auth": {"keys": ["secret"]}}, "serve.auth.keys"),

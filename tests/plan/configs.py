@@ -38,7 +38,7 @@ def config(**sections: dict[str, Any]) -> Config:
     """A configuration of the dense model; ``sections`` are laid over the ones here."""
     tree: dict[str, Any] = {
         "model": {"config": DENSE},
-        "data": {"sources": [{"path": "corpus"}], "seq_len": 16},
+        "data": {"sources": [{"path": __file__}], "seq_len": 16},
         "train": {"steps": 4},
         "precision": {"compute": "fp32"},
         "cluster": {"device": "cpu"},

@@ -141,6 +141,34 @@ ROWS: list[tuple[dict[str, Any], str, object, str, str]] = [
         "Give 'bytes'",
     ),
     (
+        {"data": {"sources": [{"path": "no/such/corpus"}]}},
+        "data.sources.0.path",
+        "no/such/corpus",
+        "no such file or folder",
+        "Check the path",
+    ),
+    (
+        {"data": {"sources": [{"path": "no/such/pair", "format": "megatron"}]}},
+        "data.sources.0.path",
+        "no/such/pair",
+        "no/such/pair.idx",
+        "Give the common prefix",
+    ),
+    (
+        {"model": {"config": {**DENSE, "num_hidden_layers": 10**6}}},
+        "model.config.num_hidden_layers",
+        10**6,
+        "at most 4,096",
+        "smaller number",
+    ),
+    (
+        {"model": {"config": {**DENSE, "hidden_size": 10**9}}},
+        "model.config.hidden_size",
+        10**9,
+        "at most 1,048,576",
+        "smaller number",
+    ),
+    (
         {"model": {"config": {**DENSE, "model_type": "gpt2"}}},
         "model.config.model_type",
         "gpt2",
@@ -216,6 +244,17 @@ def test_overrides_are_part_of_the_model(tmp_path: Path) -> None:
     longer = {"config": None, "path": str(tmp_path), "overrides": {"max_position_embeddings": 128}}
     decoder, _ = check(config(model=longer, data={"seq_len": 128}), BARE)
     assert decoder.max_position_embeddings == 128
+
+
+def test_every_source_is_looked_at() -> None:
+    sources = [{"path": __file__, "weight": 1.0}, {"path": "a"}, {"path": "b", "weight": 1.0}]
+    with pytest.raises(ConfigErrors) as caught:
+        check(config(data={"sources": sources}), BARE)
+    assert [problem.field for problem in caught.value.problems] == [
+        "data.sources.1.weight",
+        "data.sources.1.path",
+        "data.sources.2.path",
+    ]
 
 
 def test_everything_is_said_at_once() -> None:

@@ -84,7 +84,7 @@ class Follower:
                 return f"Going on from step {event['step']} ({event['path']})"
             case EventKind.SAVE:
                 return f"Saved step {event['step']}: {event['num_bytes']:,} bytes"
-            case EventKind.FAILURE:
+            case EventKind.FAILURE if not event["is_final"]:  # that is the command's last word
                 self._num_failures += 1
                 self._waiting_since = time.monotonic()
                 return (

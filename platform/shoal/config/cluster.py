@@ -12,13 +12,13 @@ from shoal.config.section import Section
 class ClusterSettings(Section):
     """``cluster``: workers, device and the fast-link domain."""
 
-    workers: int = Field(default=1, ge=1)
+    workers: int = Field(default=1, ge=1, le=2**16)
     """Training workers, one rank each."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of every worker; ``auto`` takes CUDA where the cluster has GPUs."""
 
-    threads_per_worker: int = Field(default=1, ge=1)
+    threads_per_worker: int = Field(default=1, ge=1, le=1024)
     """CPU threads of each worker."""
 
     nvlink_domain: int | None = Field(default=None, ge=1)

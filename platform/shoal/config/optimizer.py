@@ -69,6 +69,14 @@ class OptimizerSettings(Section):
             problem = "each decay must lie in [0, 1)"
             remedy = "Use values such as [0.9, 0.95]"
             found.append(ConfigError("betas", list(self.betas), problem, remedy))
+        if self.kind == "sgd":
+            fields = type(self).model_fields
+            for name in ("betas", "eps"):
+                # A value as good as left out: resolved configurations hold every default.
+                if (value := getattr(self, name)) != fields[name].default:
+                    value = list(value) if isinstance(value, tuple) else value
+                    remedy = "Leave it out, or set optimizer.kind to adamw"
+                    found.append(ConfigError(name, value, "sgd has no such term", remedy))
         if self.momentum and self.kind != "sgd":
             problem = f"{self.kind} takes no momentum"
             remedy = "Leave it out, or set optimizer.kind to sgd"

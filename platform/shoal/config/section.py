@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from annotated_types import Le, Lt
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from shoal.errors import ConfigError
+
+MOST = 10**12
+"""What a whole number may be where its field sets no bound of its own."""
 
 MISTAKE = "mistake"
 """Type of the pydantic errors that ``refuse`` raises."""
@@ -24,6 +28,17 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         allow_inf_nan=False,
     )
+
+    @field_validator("*")
+    @classmethod
+    def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse a number that nothing could count to."""
+        assert info.field_name is not None
+        bounds = cls.model_fields[info.field_name].metadata
+        is_bounded = any(isinstance(bound, Le | Lt) for bound in bounds)
+        if isinstance(value, int) and value > MOST and not is_bounded:
+            refuse([ConfigError("", value, f"must be at most {MOST}", "Use a smaller number")])
+        return value
 
     @field_validator("*")
     @classmethod

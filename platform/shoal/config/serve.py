@@ -17,20 +17,28 @@ class KVSettings(Section):
     """Tokens that one replica's cache holds; unset sizes it by the model's context and
     ``batch.sequences``, within the memory that is free."""
 
-    block_tokens: int = Field(default=64, ge=1)
-    """Tokens per block; attention combines blocks of this size in their order."""
+    block_tokens: int = Field(default=64, ge=16, le=2**16)
+    """Tokens per block, a multiple of 16: what the prefix cache keeps and shares."""
 
     prefix_cache: bool = True
     """Keep the blocks of finished requests for later ones that begin alike."""
+
+    @model_validator(mode="after")
+    def _blocks_are_whole(self) -> KVSettings:
+        below = self.block_tokens // 16 * 16
+        if below != self.block_tokens:
+            problem, remedy = "a block is a multiple of 16 tokens", f"Use {below} or {below + 16}"
+            refuse([ConfigError("block_tokens", self.block_tokens, problem, remedy)])
+        return self
 
 
 class BatchSettings(Section):
     """``serve.batch``: what one engine step may hold."""
 
-    sequences: int = Field(default=32, ge=1)
+    sequences: int = Field(default=32, ge=1, le=2**14)
     """Sequences that one replica computes at a time; the others wait."""
 
-    tokens: int = Field(default=512, ge=1)
+    tokens: int = Field(default=512, ge=1, le=2**20)
     """Tokens per step; longer prompts are computed in chunks."""
 
 
@@ -107,10 +115,10 @@ class ServeSettings(Section):
     port: int = Field(default=8000, ge=0, le=65535)
     """HTTP port; 0 takes a free one."""
 
-    replicas: int = Field(default=1, ge=1)
+    replicas: int = Field(default=1, ge=1, le=1024)
     """Engines, each with the whole model: the data-parallel size."""
 
-    frontends: int | None = Field(default=None, ge=1)
+    frontends: int | None = Field(default=None, ge=1, le=1024)
     """HTTP processes, which also tokenize; unset: as many as ``replicas``."""
 
     model_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")
@@ -124,7 +132,7 @@ class ServeSettings(Section):
     """Compute every answer in an order that does not depend on who else is served; ``false`` takes
     torch's own products, whose bits do."""
 
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of each replica."""
 
     stall_s: float = Field(default=60.0, gt=0)

@@ -15,10 +15,10 @@ class TrainSettings(Section):
     steps: int = Field(ge=1)
     """Optimizer steps of the whole run."""
 
-    global_batch: int | None = Field(default=None, ge=1)
+    global_batch: int | None = Field(default=None, ge=1, le=2**24)
     """Sequences per step over all ranks; unset: one microbatch on each data-parallel rank."""
 
-    micro_batch: int = Field(default=1, ge=1)
+    micro_batch: int = Field(default=1, ge=1, le=2**24)
     """Sequences that one rank computes at a time."""
 
     recompute: Literal["none", "layer"] = "none"

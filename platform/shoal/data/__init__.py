@@ -2,7 +2,7 @@
 
 from shoal.data.batch import Batch
 from shoal.data.dataset import SequenceDataset
-from shoal.data.prepare import prepare
+from shoal.data.prepare import plan_sources, prepare
 from shoal.data.sample import IGNORED, Sample
 from shoal.data.sampler import Sampler, rank_share
 from shoal.data.shard import Shard
@@ -39,6 +39,7 @@ __all__ = [
     "Tokenizer",
     "check_vocabulary",
     "load_tokenizer",
+    "plan_sources",
     "prepare",
     "rank_share",
     "run_locally",

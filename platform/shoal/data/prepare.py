@@ -6,16 +6,17 @@ the last one does not wait for the others.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.config import DataSettings
+from shoal.config import DataSettings, SourceSettings
 from shoal.data.megatron_source import MegatronSource
 from shoal.data.raw_source import RawSource
 from shoal.data.source import megatron_prefix
 from shoal.data.spec import DatasetSpec, TokenizedSource
 from shoal.data.tokenize import ShardRunner, run_locally
 from shoal.data.tokenizer import Tokenizer, check_vocabulary
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, ConfigErrors
 
 SHARD_BYTES = 8 * 2**20
 """Seconds of work for one task, and little beside its memory."""
@@ -41,16 +42,7 @@ def prepare(
     """
     entries = tokenizer.vocab_size if vocab_size is None else vocab_size
     check_vocabulary(tokenizer, entries)
-    _check_weights(settings)
-    sources: list[RawSource | MegatronSource] = []
-    for number, source in enumerate(settings.sources):
-        field = f"data.sources.{number}"
-        prefix = megatron_prefix(source)
-        sources.append(
-            RawSource.plan(source, field, tokenizer, shard_bytes)
-            if prefix is None
-            else MegatronSource.plan(source, field, prefix)
-        )
+    sources = plan_sources(settings, tokenizer, shard_bytes)
     tokenized: list[TokenizedSource] = [
         source.prepare(tokenizer, cache, run_shards)
         if isinstance(source, RawSource)
@@ -62,10 +54,37 @@ def prepare(
     )
 
 
-def _check_weights(settings: DataSettings) -> None:
+def plan_sources(
+    settings: DataSettings, tokenizer: Tokenizer, shard_bytes: int = SHARD_BYTES
+) -> list[RawSource | MegatronSource]:
+    """List the files of every source and try its first document, without writing anything.
+
+    ConfigError with whatever speaks against any of the sources.
+    """
+    found = list(_mixed_weights(settings))
+    sources: list[RawSource | MegatronSource] = []
+    for number, source in enumerate(settings.sources):
+        try:
+            sources.append(_plan_source(source, f"data.sources.{number}", tokenizer, shard_bytes))
+        except ConfigError as error:
+            found.append(error)
+    ConfigErrors.raise_any(found)
+    return sources
+
+
+def _plan_source(
+    source: SourceSettings, field: str, tokenizer: Tokenizer, shard_bytes: int
+) -> RawSource | MegatronSource:
+    prefix = megatron_prefix(source)
+    if prefix is None:
+        return RawSource.plan(source, field, tokenizer, shard_bytes)
+    return MegatronSource.plan(source, field, prefix)
+
+
+def _mixed_weights(settings: DataSettings) -> Iterator[ConfigError]:
     without = [number for number, source in enumerate(settings.sources) if source.weight is None]
     if without and len(without) < len(settings.sources):
-        raise ConfigError(
+        yield ConfigError(
             f"data.sources.{without[0]}.weight",
             None,
             "other sources have a weight and this one has none",

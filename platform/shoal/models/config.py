@@ -80,8 +80,8 @@ class DecoderConfig:
         refuse_typos(hf, family)
         reader = ConfigReader({**family.defaults, **hf})
         _refuse_features(reader, family)
-        hidden_size = reader.count("hidden_size")
-        num_heads = reader.count("num_attention_heads")
+        hidden_size = reader.count("hidden_size", most=2**20)
+        num_heads = reader.count("num_attention_heads", most=2**14)
         num_key_value_heads = reader.count("num_key_value_heads", default=num_heads)
         if num_heads % num_key_value_heads:
             raise reader.error(
@@ -89,8 +89,8 @@ class DecoderConfig:
                 f"it does not divide num_attention_heads, {num_heads}",
                 "Take a divisor",
             )
-        num_layers = reader.count("num_hidden_layers")
-        context = reader.count("max_position_embeddings")
+        num_layers = reader.count("num_hidden_layers", most=4096)
+        context = reader.count("max_position_embeddings", most=2**31 - 1)
         sparse_layers = _sparse_layers(reader, family, num_layers)
         biases = _biases(reader, family)
         return DecoderConfig(
@@ -168,7 +168,7 @@ def _head_dim(reader: ConfigReader, family: Family, hidden_size: int, num_heads:
         raise reader.error(
             "hidden_size", f"{num_heads} heads do not divide it", "Set head_dim or change the heads"
         )
-    head_dim = reader.count("head_dim", default=hidden_size // num_heads)
+    head_dim = reader.count("head_dim", default=hidden_size // num_heads, most=2**20)
     if head_dim % 2:
         raise reader.error(
             "head_dim", f"heads of {head_dim} elements cannot rotate", "Make it even"
@@ -197,7 +197,7 @@ def _windows(reader: ConfigReader, family: Family, num_layers: int) -> tuple[int
         used = reader.get("sliding_window") is not None
     else:
         used = reader.flag("use_sliding_window")
-    window = reader.count("sliding_window") if used else None
+    window = reader.count("sliding_window", most=2**31 - 1) if used else None
     if kind in (Windows.UPPER, Windows.LOWER_EVEN) and used:
         border = reader.get("max_window_layers")
         if not isinstance(border, int) or border < 0:
@@ -246,7 +246,7 @@ def _sparse_layers(reader: ConfigReader, family: Family, num_layers: int) -> tup
 def _experts(reader: ConfigReader, family: Family) -> ExpertsConfig:
     assert family.expert_width is not None
     key = "num_experts" if reader.get("num_local_experts") is None else "num_local_experts"
-    num_experts = reader.count(key)
+    num_experts = reader.count(key, most=2**14)
     per_token = reader.count("num_experts_per_tok")
     if per_token > num_experts:
         raise reader.error(

@@ -44,7 +44,9 @@ def _owned_shapes(config: DecoderConfig, units: list[str]) -> dict[str, list[tor
     """Shapes of the parameters that each unit owns: those beneath it and no inner unit."""
     shapes: dict[str, list[torch.Size]] = {unit: [] for unit in units}
     for name, shape in parameter_shapes(config).items():
-        owner = max((unit for unit in units if not unit or name.startswith(f"{unit}.")), key=len)
+        owner = name
+        while owner not in shapes:
+            owner = owner.rpartition(".")[0]
         shapes[owner].append(shape)
     return shapes
 

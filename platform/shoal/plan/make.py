@@ -28,7 +28,8 @@ from shoal.topology import Topology
 def make_plan(config: Config, machine: Machine | None = None) -> Plan:
     """The plan of the run that ``config`` describes, on workers like ``machine`` (this one).
 
-    Reads the model's config and the names and shapes of its weights, and allocates nothing.
+    Reads the model's config, the names and shapes of its weights and the first document of each
+    source, and allocates nothing.
 
     Raises:
         ConfigError: with every reason that speaks against the run, in one message.

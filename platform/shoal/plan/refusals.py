@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from shoal.checkpoint.verify import damages
 from shoal.config import AxisLevels, Config
-from shoal.data import check_vocabulary, load_tokenizer, tokenizer_name
+from shoal.data import check_vocabulary, load_tokenizer, plan_sources, tokenizer_name
 from shoal.errors import ConfigError, ConfigErrors
 from shoal.fsdp import placements_for
 from shoal.models import DecoderConfig, HFWeights
@@ -119,14 +119,16 @@ def _context(facts: Facts) -> Iterator[ConfigError]:
         yield ConfigError("data.seq_len", length, problem, f"Use at most {longest}")
 
 
-def _tokenizer(facts: Facts) -> Iterator[ConfigError]:
+def _data(facts: Facts) -> Iterator[ConfigError]:
     name = tokenizer_name(facts.config.data.tokenizer, facts.config.model.path)
-    try:
-        tokenizer = load_tokenizer(name)
-        if facts.decoder is not None:
-            check_vocabulary(tokenizer, facts.decoder.vocab_size)
-    except ConfigError as error:
-        yield error
+    found: list[ConfigError] = []
+    tokenizer = _kept(lambda: load_tokenizer(name), found)
+    if tokenizer is not None:
+        decoder = facts.decoder
+        if decoder is not None:
+            _kept(lambda: check_vocabulary(tokenizer, decoder.vocab_size), found)
+        _kept(lambda: plan_sources(facts.config.data, tokenizer), found)
+    yield from found
 
 
 def _weights(facts: Facts) -> Iterator[ConfigError]:
@@ -189,7 +191,7 @@ RULES: tuple[Callable[[Facts], Iterator[ConfigError]], ...] = (
     _levels,
     _batch,
     _context,
-    _tokenizer,
+    _data,
     _weights,
     _device,
     _precision,

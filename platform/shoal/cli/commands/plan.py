@@ -10,6 +10,7 @@ import typer
 
 from shoal.cli.options import AsJson, ConfigFile, Overrides
 from shoal.config import load_config
+from shoal.errors import ConfigError
 
 
 def plan(
@@ -29,8 +30,18 @@ def plan(
 
     made = make_plan(settings)
     if svg is not None:
-        svg.write_text(draw_plan(made), encoding="utf-8")
+        _write(svg, draw_plan(made))
     if as_json:
         typer.echo(json.dumps(made.as_dict(), indent=2))
     else:
         print_plan(made, Console())
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        problem = f"the picture cannot be written there: {error.strerror}"
+        raise ConfigError(
+            "--svg", str(path), problem, "Give a file in a folder that you may write to"
+        ) from error
