@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from shoal.ops.fixed.kernel import Kernel, bits, kernel
-from shoal.ops.fixed.lanes import float_of, read_float, read_int, write_float, write_int
+from shoal.ops.fixed.memory import float_of, read_float, read_int, write_float, write_int
 from tests.ops.fixed.company import threads
 
 

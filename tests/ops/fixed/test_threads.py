@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from shoal.ops.fixed.kernel import kernel
-from shoal.ops.fixed.lanes import read_int, write_int
+from shoal.ops.fixed.memory import read_int, write_int
 from shoal.ops.fixed.threads import Helpers, helpers
 from tests.ops.fixed.company import threads
 

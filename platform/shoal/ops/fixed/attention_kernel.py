@@ -22,24 +22,19 @@ from typing import Any
 import torch
 
 from shoal.ops.fixed import tiles
+from shoal.ops.fixed.arithmetic import broadcast, keep, larger, largest, power_of_two, total
 from shoal.ops.fixed.kernel import Kernel, kernel
-from shoal.ops.fixed.lanes import (
-    broadcast,
+from shoal.ops.fixed.lanes import device
+from shoal.ops.fixed.memory import (
     copy_bytes,
-    device,
     float_of,
-    keep,
-    larger,
-    largest,
     load,
     load_floats,
-    power_of_two,
     read_float,
     read_int32,
     stack,
     store,
     store_floats,
-    total,
     write_float,
     write_int,
     write_int32,

@@ -10,18 +10,9 @@ from typing import Any
 
 import torch
 
+from shoal.ops.fixed.arithmetic import broadcast, exponential, larger
 from shoal.ops.fixed.kernel import bits, kernel
-from shoal.ops.fixed.lanes import (
-    broadcast,
-    exponential,
-    float_of,
-    larger,
-    load,
-    read_float,
-    read_int,
-    read_int32,
-    store,
-)
+from shoal.ops.fixed.memory import float_of, load, read_float, read_int, read_int32, store
 from shoal.ops.fixed.norm import as_rows
 
 _TASK_NUMBERS = 8192

@@ -19,18 +19,9 @@ from typing import Any
 
 import torch
 
+from shoal.ops.fixed.arithmetic import broadcast
 from shoal.ops.fixed.kernel import Kernel, kernel
-from shoal.ops.fixed.lanes import (
-    broadcast,
-    device,
-    load_floats,
-    read_float,
-    read_int,
-    rounded,
-    store,
-    store_floats,
-    write_int,
-)
+from shoal.ops.fixed.lanes import device
 from shoal.ops.fixed.linear import (
     PAIRS_PANEL,
     SINGLES_PANEL,
@@ -40,6 +31,15 @@ from shoal.ops.fixed.linear import (
     panel_sums,
     row_table,
     rows_at_once,
+)
+from shoal.ops.fixed.memory import (
+    load_floats,
+    read_float,
+    read_int,
+    rounded,
+    store,
+    store_floats,
+    write_int,
 )
 from shoal.ops.fixed.panels import Kind, Panels, pack
 from shoal.ops.fixed.swiglu import gated

@@ -16,7 +16,8 @@ import torch
 
 from shoal.ops.fixed.kernel import bits, kernel
 from shoal.ops.fixed.kv_cache import KVCache, store_head
-from shoal.ops.fixed.lanes import device, float_of, read_int, stack
+from shoal.ops.fixed.lanes import device
+from shoal.ops.fixed.memory import float_of, read_int, stack
 from shoal.ops.fixed.norm import normalize
 from shoal.ops.fixed.rotary import rotate_head
 

@@ -18,9 +18,9 @@ import torch
 
 from shoal.errors import ConfigError
 from shoal.ops.fixed.kernel import kernel
-from shoal.ops.fixed.lanes import (
+from shoal.ops.fixed.lanes import device
+from shoal.ops.fixed.memory import (
     copy_bytes,
-    device,
     read_half,
     read_int,
     read_int32,

@@ -8,10 +8,10 @@ import torch
 
 from shoal.errors import ConfigError
 from shoal.ops.fixed import mxfp8, tiles
+from shoal.ops.fixed.arithmetic import broadcast
 from shoal.ops.fixed.kernel import Kernel, kernel
-from shoal.ops.fixed.lanes import (
-    broadcast,
-    device,
+from shoal.ops.fixed.lanes import device
+from shoal.ops.fixed.memory import (
     load,
     load_floats,
     read_int,

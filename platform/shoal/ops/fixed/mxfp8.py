@@ -23,6 +23,7 @@ from llvmlite import ir
 from numba.core import types
 
 from shoal.errors import ConfigError
+from shoal.ops.fixed.arithmetic import tree
 from shoal.ops.fixed.kernel import kernel
 from shoal.ops.fixed.lanes import (
     FLOATS,
@@ -32,15 +33,12 @@ from shoal.ops.fixed.lanes import (
     address,
     device,
     lanes,
-    load,
     operation,
     pointer,
-    read_byte,
     splat,
-    store_halves,
-    tree,
     words,
 )
+from shoal.ops.fixed.memory import load, read_byte, store_halves
 
 BLOCK = 32
 """Numbers that share a scale."""

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from shoal.ops.fixed.arithmetic import broadcast, fma, total
 from shoal.ops.fixed.kernel import bits, kernel
-from shoal.ops.fixed.lanes import broadcast, device, float_of, fma, load, store, total
+from shoal.ops.fixed.lanes import device
+from shoal.ops.fixed.memory import float_of, load, store
 
 _TASK_NUMBERS = 16384
 """Numbers that are worth a task of their own."""

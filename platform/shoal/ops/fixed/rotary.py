@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from shoal.ops.fixed.kernel import kernel
-from shoal.ops.fixed.lanes import device, load, store
+from shoal.ops.fixed.lanes import device
+from shoal.ops.fixed.memory import load, store
 
 _TASK_NUMBERS = 16384
 

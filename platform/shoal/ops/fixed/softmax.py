@@ -8,22 +8,10 @@ from typing import Any
 import torch
 
 from shoal.errors import ConfigError
+from shoal.ops.fixed.arithmetic import broadcast, exponential, keep, larger, largest, total
 from shoal.ops.fixed.kernel import kernel
-from shoal.ops.fixed.lanes import (
-    broadcast,
-    device,
-    exponential,
-    keep,
-    larger,
-    largest,
-    load,
-    read_float,
-    read_int,
-    store,
-    total,
-    write_float,
-    write_int,
-)
+from shoal.ops.fixed.lanes import device
+from shoal.ops.fixed.memory import load, read_float, read_int, store, write_float, write_int
 
 _BLOCK = 1024
 """Exponentials are added in fp32 within blocks of so many, and the blocks in fp64."""

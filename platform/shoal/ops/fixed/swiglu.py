@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from shoal.ops.fixed.arithmetic import broadcast, exponential
 from shoal.ops.fixed.kernel import kernel
-from shoal.ops.fixed.lanes import broadcast, device, exponential, load, store
+from shoal.ops.fixed.lanes import device
+from shoal.ops.fixed.memory import load, store
 from shoal.ops.fixed.norm import as_rows
 
 _TASK_NUMBERS = 8192

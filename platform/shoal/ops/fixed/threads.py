@@ -35,7 +35,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from shoal.ops.fixed.compiling import compiled
-from shoal.ops.fixed.lanes import I64, address, device, operation, pointer, read_int, write_int
+from shoal.ops.fixed.lanes import I64, address, device, operation, pointer
+from shoal.ops.fixed.memory import read_int, write_int
 
 _TICKET, _DONE, _SLEEPERS, _SEMAPHORE = 0, 64, 128, 192
 _FUNCTION, _ARGUMENTS, _TASKS, _THREADS, _STOP = 256, 264, 272, 280, 320
