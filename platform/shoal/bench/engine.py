@@ -7,6 +7,8 @@ contender gets the same requests, one contender after the other; a ratio is take
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -144,7 +146,12 @@ def _contender(name: str, command: list[str], folder: Path) -> Iterator[_Contend
     with (
         log.open("w") as errors,
         subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            process_group=0,
         ) as process,
     ):
         contender = _Contender(name=name, process=process, log=log)
@@ -152,4 +159,5 @@ def _contender(name: str, command: list[str], folder: Path) -> Iterator[_Contend
             contender.answer()
             yield contender
         finally:
-            process.kill()
+            # vLLM computes in processes of its own, which would outlive the one that we started.
+            os.killpg(process.pid, signal.SIGKILL)

@@ -75,5 +75,5 @@ class EngineBenchSetup:
 
     threads: int = 2
 
-    rounds: int = 3
+    rounds: int = 5
     """Timed, each contender in turn; one more goes before to warm up."""
