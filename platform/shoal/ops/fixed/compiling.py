@@ -77,3 +77,13 @@ class _Cache(caching.FunctionCache):
 class _Function(ccallback.CFunc):
     def enable_caching(self) -> None:
         self._cache = _Cache(self.__wrapped__)  # type: ignore[no-untyped-call]
+
+    def _compile_uncached(self) -> Any:
+        _announce()
+        return super()._compile_uncached()  # type: ignore[no-untyped-call]
+
+
+@cache
+def _announce() -> None:
+    """Say, once in a process, why nothing else happens for a while."""
+    logger.info("compiling the kernels for this CPU, which takes some ten seconds")
