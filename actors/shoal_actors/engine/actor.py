@@ -29,7 +29,7 @@ import torch
 
 from shoal.config import ServeSettings
 from shoal.errors import ShoalError, WorkError
-from shoal.inference.loading import load_engine
+from shoal.inference.loading import certified, load_engine
 from shoal.inference.protocol import Output, Submission
 from shoal_actors.engine.lease import Leases
 from shoal_actors.engine.loop import EngineLoop
@@ -50,7 +50,7 @@ class EngineActor:
         """Raises ConfigError and WorkError as ``load_engine`` does."""
         torch.set_num_threads(settings.threads)
         engine = load_engine(Path(folder), settings)
-        certificate = engine.model.certify(engine.limits.block_size)
+        certificate = certified(engine)
         self._facts = EngineFacts(
             limits=engine.limits,
             fingerprint=certificate.fingerprint,

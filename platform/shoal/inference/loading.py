@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,12 @@ from shoal.data.tokenizer import Tokenizer, check_vocabulary, load_tokenizer, to
 from shoal.errors import ConfigError
 from shoal.inference.engine import Engine
 from shoal.inference.limits import Limits
+from shoal.inference.memory import available_bytes
 from shoal.inference.model import ServedModel
 from shoal.inference.precision import activation_dtype, resolved_precision
 from shoal.models import DecoderConfig, read_hf_config
 from shoal.ops.fixed import KVCache
+from shoal.ops.fixed.certify import Certificate
 
 _CACHE_SHARE = 0.5
 """Of the memory that is available, what the caches of all replicas of a machine may take."""
@@ -32,6 +33,22 @@ def load_engine(folder: Path, serve: ServeSettings) -> Engine:
     tokenizer = served_tokenizer(folder)
     model = ServedModel.load(folder, serve.precision, batch_invariant=serve.batch_invariant)
     return Engine(model, limits, tokenizer=tokenizer, end_ids=end_of_text_ids(folder, tokenizer))
+
+
+def certified(engine: Engine) -> Certificate:
+    """What is proven of the engine's kernels on this machine.
+
+    Raises ConfigError where one breaks the promise that ``serve.batch_invariant`` gives.
+    """
+    certificate = engine.model.certify(engine.limits.block_size)
+    if engine.model.is_batch_invariant and not certificate.passed:
+        raise ConfigError(
+            "serve.batch_invariant",
+            True,
+            certificate.failures[0],
+            "Set it to false to serve on this machine without the promise of equal bits",
+        )
+    return certificate
 
 
 def served_tokenizer(folder: Path) -> Tokenizer:
@@ -95,7 +112,7 @@ def _num_blocks(config: DecoderConfig, serve: ServeSettings) -> int:
         size, config.num_layers, config.num_key_value_heads, config.head_dim, dtype
     )
     wanted = -(-config.max_position_embeddings // size) * serve.batch.sequences
-    held = int(_available_bytes() * _CACHE_SHARE / serve.replicas) // block_bytes
+    held = int(available_bytes() * _CACHE_SHARE / serve.replicas) // block_bytes
     if held < 1:
         raise ConfigError(
             "serve.kv.tokens",
@@ -104,13 +121,3 @@ def _num_blocks(config: DecoderConfig, serve: ServeSettings) -> int:
             "Free some, or serve fewer replicas",
         )
     return min(wanted, held)
-
-
-def _available_bytes() -> int:
-    """Memory that this machine can still give away."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except FileNotFoundError:  # not Linux
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    fields = dict(line.split(":", 1) for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024
