@@ -43,6 +43,28 @@ class ChunkBreakingModel(ServedModel):
         return hidden * 1.01 if is_later_chunk and rows.block_tables.shape[0] == 1 else hidden
 
 
+class HalvingLinear(fixed.PackedLinear):
+    """A kernel that adds up two halves of K where it is given fewer than 16 rows."""
+
+    def __call__(self, x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+        if x.shape[0] >= 16:
+            return super().__call__(x, dtype=dtype)
+        front, back = x.clone(), x.clone()
+        front[:, x.shape[1] // 2 :] = 0
+        back[:, : x.shape[1] // 2] = 0
+        sums = super().__call__(front, dtype=torch.float32)
+        sums += super().__call__(back, dtype=torch.float32)
+        return sums.to(dtype or x.dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HalvingSubject(Subject):
+    def load_model(self) -> ServedModel:
+        model = Subject.load_model(self)
+        model._head.__class__ = HalvingLinear
+        return model
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BrokenSubject(Subject):
     kind: type[ServedModel]
@@ -80,6 +102,17 @@ def test_what_breaks_the_order_is_named(
     assert not proof.holds
     assert proof.first_difference is not None and first in proof.first_difference
     assert "not" in proof.first_difference
+
+
+def test_a_kernel_that_breaks_the_order_is_named_with_its_shape(tmp_path: Path) -> None:
+    folder = random_folder(DENSE, tmp_path / "m")
+    proof = prove(HalvingSubject(folder=folder, precision="bf16"), quick=True)
+    assert not proof.holds and not proof.kernels.passed
+    kernel = f"linear bf16 {DENSE['vocab_size']}x{DENSE['hidden_size']} to fp32"
+    assert [each.name for each in proof.kernels.kernels if not each.passed] == [kernel]
+    assert proof.first_difference is not None
+    assert proof.first_difference.startswith(f"{kernel}: row ")
+    assert not all(finding.holds for finding in proof.findings)
 
 
 def test_a_context_too_short_to_prove_anything_is_refused(tmp_path: Path) -> None:
