@@ -125,6 +125,55 @@ def test_sums_are_taken_in_rank_order_in_the_accumulation_type(
             assert torch.equal(whole, expected)
 
 
+ROUTINGS = {
+    "equal": [[3] * 4] * 4,
+    "ragged": [[2, 0, 5, 1], [0, 3, 1, 0], [7, 7, 0, 2], [1, 0, 0, 4]],
+    "nobody for the last": [[1, 2, 3, 0]] * 4,
+    "first has none": [[0, 0, 0, 0], [2, 1, 1, 1], [0, 5, 0, 1], [3, 3, 3, 3]],
+    "nothing at all": [[0] * 4] * 4,
+    "much": [[3000, 1, 0, 7], [0, 20_000, 1, 1], [5, 5, 5, 5], [0, 0, 0, 30_000]],
+}
+"""How many elements go from each of four ranks to each; fewer ranks take a corner of it."""
+
+
+def _exchange(transport: Transport, dtype: torch.dtype) -> list[torch.Tensor]:
+    """One live communicator through every routing, and back to the first."""
+    communicator = _communicator(transport)
+    size, rank = communicator.size, communicator.rank
+    received = []
+    for counts in [*ROUTINGS.values(), ROUTINGS["equal"]]:
+        counts = [row[:size] for row in counts[:size]]
+        source = torch.cat(
+            [_parcel(rank, to, count, dtype) for to, count in enumerate(counts[rank])]
+        )
+        output = torch.empty(sum(row[rank] for row in counts), dtype=dtype)
+        pending = communicator.all_to_all(output, source, counts=counts)
+        pending.wait()
+        source.zero_()  # it may be reused
+        received.append(output)
+    return received
+
+
+def _parcel(sender: int, receiver: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(10 * sender + receiver)
+    return torch.randn(numel, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_all_to_all_brings_ragged_and_empty_parts(
+    ranks: RankPool, world_size: int, transport: Transport, dtype: torch.dtype
+) -> None:
+    results = ranks.run(world_size, _exchange, transport, dtype)
+    for rank, received in enumerate(results):
+        for counts, output in zip([*ROUTINGS.values(), ROUTINGS["equal"]], received, strict=True):
+            parcels = [
+                _parcel(sender, rank, counts[sender][rank], dtype) for sender in range(world_size)
+            ]
+            assert torch.equal(output, torch.cat(parcels))
+
+
 def _all_reduce_in_place(transport: Transport, numel: int) -> torch.Tensor:
     communicator = _communicator(transport)
     buffer = _partial(communicator.rank, numel, torch.float32)

@@ -3,7 +3,7 @@
 A communicator serves one axis of a mesh and works on flat, contiguous, one-dimensional buffers.
 Each deed returns at once with a ``Pending``; the result may be used, and the inputs reused, after
 its ``wait()``. Every rank of the axis makes the same calls (but ``wait``) in the same order with
-the same sizes; when it waits for each deed is its own affair.
+the same sizes, in an all-to-all with the same counts; when it waits for each is its own affair.
 
 Sums are taken in rank order 0..n-1 in ``accumulate_dtype``, so their bits do not depend on the
 transport (but for NCCL, which keeps its own order).
@@ -12,9 +12,13 @@ No implementation averages by a collective: an average is a sum divided afterwar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+
+Counts = Sequence[Sequence[int]]
+"""How many elements of an all-to-all go from each rank (first index) to each rank (second)."""
 
 
 class Pending(Protocol):
@@ -94,4 +98,12 @@ class Communicator(Protocol):
         """Like ``reduce_scatter``, but every rank gets the whole sum (numel) in ``output``.
 
         ``output`` may be ``partial`` itself; any numel will do.
+        """
+
+    def all_to_all(self, output: torch.Tensor, source: torch.Tensor, *, counts: Counts) -> Pending:
+        """Send each rank its part of ``source`` and fill ``output`` with the parts for this one.
+
+        Every rank gives all the ``counts``, the same ones; parts may be empty. ``source`` holds its
+        parts in the order of the ranks that they are for, ``output`` its own in the order of those
+        that they come from.
         """

@@ -4,6 +4,7 @@
     all_gather       write own shard ──►   (all published) done
     reduce_scatter   write own partial ──► (all published) sum own part, done
     all_reduce       write own partial ──► (all published) sum own part ──►  (all combined) copy all
+    all_to_all       write own parts   ──► (all published) copy parts for this rank, done
 
 Nobody works in the background: every call into the communicator takes the steps that have become
 possible, without blocking; ``wait`` takes steps until its deed is done. Each kind of step is taken
@@ -20,6 +21,7 @@ from dataclasses import replace
 import torch
 
 from shoal.fsdp.board import IN_FLIGHT, Board, Counter
+from shoal.fsdp.communicator import Counts
 from shoal.fsdp.lending import Block, Input
 from shoal.fsdp.progress import advance_all, register
 from shoal.fsdp.reduction import Reduction
@@ -156,8 +158,9 @@ class GatherIntoBuffer(Deed):
 class BlockDeed(Deed):
     """A deed whose inputs lie in a block."""
 
-    def __init__(self, queue: DeedQueue, kind: str, where: Input, source: torch.Tensor) -> None:
-        super().__init__(queue, f"{kind} {source.numel()} {source.dtype} {where.offset}")
+    def __init__(self, queue: DeedQueue, what: str, where: Input, source: torch.Tensor) -> None:
+        """``what`` is the kind of deed and the sizes that every rank must agree about."""
+        super().__init__(queue, f"{what} {source.dtype} {where.offset}")
         self._where = where
         self._writable_after = where.block.free_after
         self._source = source
@@ -176,7 +179,12 @@ class BlockDeed(Deed):
 
     def _input(self, rank: int) -> torch.Tensor:
         where, source = self._where, self._source
-        return where.block.part(rank, source.numel(), source.dtype, offset=where.offset)
+        numel = self._input_numel(rank)
+        return where.block.part(rank, numel, source.dtype, offset=where.offset)
+
+    def _input_numel(self, rank: int) -> int:
+        """Elements of one rank's input; the same for all ranks in most deeds."""
+        return self._source.numel()
 
     def _inputs(self) -> list[torch.Tensor]:
         return [self._input(rank) for rank in range(self._queue.size)]
@@ -188,7 +196,7 @@ class GatherThroughBlock(BlockDeed):
     def __init__(
         self, queue: DeedQueue, where: Input, output: torch.Tensor, shard: torch.Tensor
     ) -> None:
-        super().__init__(queue, "all_gather", where, shard)
+        super().__init__(queue, f"all_gather {shard.numel()}", where, shard)
         self._output = output
 
     @torch.no_grad()
@@ -209,7 +217,7 @@ class ReduceScatter(BlockDeed):
         partial: torch.Tensor,
         reduction: Reduction,
     ) -> None:
-        super().__init__(queue, "reduce_scatter", where, partial)
+        super().__init__(queue, f"reduce_scatter {partial.numel()}", where, partial)
         self._output = output
         self._reduction = reduction
 
@@ -232,7 +240,7 @@ class AllReduceAtOnce(BlockDeed):
         partial: torch.Tensor,
         reduction: Reduction,
     ) -> None:
-        super().__init__(queue, "all_reduce at once", where, partial)
+        super().__init__(queue, f"all_reduce at once {partial.numel()}", where, partial)
         self._output = output
         self._reduction = reduction
 
@@ -254,7 +262,7 @@ class AllReduce(BlockDeed):
         partial: torch.Tensor,
         reduction: Reduction,
     ) -> None:
-        super().__init__(queue, "all_reduce", where, partial)
+        super().__init__(queue, f"all_reduce {partial.numel()}", where, partial)
         self._sums = sums
         self._sums_writable_after = sums.free_after
         self._output = output
@@ -295,3 +303,31 @@ class AllReduce(BlockDeed):
     def _sum(self, rank: int) -> torch.Tensor:
         _, numel = self._range(rank)
         return self._sums.part(rank, numel, self._reduction.accumulate_dtype)
+
+
+class AllToAll(BlockDeed):
+    """Each rank copies its own part of every rank's input."""
+
+    def __init__(
+        self,
+        queue: DeedQueue,
+        where: Input,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        counts: Counts,
+    ) -> None:
+        super().__init__(queue, f"all_to_all {counts}", where, source)
+        self._output = output
+        self._counts = counts
+
+    @torch.no_grad()
+    def combine(self) -> None:
+        """Copy the parts for this rank."""
+        super().combine()
+        rank = self._queue.rank
+        pairs = zip(self._inputs(), self._counts, strict=True)
+        parts = [source.narrow(0, sum(row[:rank]), row[rank]) for source, row in pairs]
+        torch.cat(parts, out=self._output.detach())
+
+    def _input_numel(self, rank: int) -> int:
+        return sum(self._counts[rank])

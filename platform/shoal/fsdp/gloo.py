@@ -18,7 +18,7 @@ import torch
 from torch.distributed import ProcessGroup, Work
 
 from shoal.errors import PeerLost
-from shoal.fsdp.communicator import Pending
+from shoal.fsdp.communicator import Counts, Pending
 from shoal.fsdp.progress import advance_all, register
 from shoal.fsdp.reduction import Reduction
 
@@ -152,6 +152,15 @@ class GlooCommunicator:
         received = partial.new_empty(self._size * partial.numel())
         work = self._gather(received, partial)
         return _Deed(work, lambda: reduction.into(output, received.chunk(self._size)))
+
+    def all_to_all(self, output: torch.Tensor, source: torch.Tensor, *, counts: Counts) -> Pending:
+        """See ``Communicator``."""
+        if self._size == 1:
+            output.detach().copy_(source.detach())
+            return Done()
+        self._settle()
+        received, sent = [row[self._rank] for row in counts], list(counts[self._rank])
+        return _Deed(self._group.alltoall_base(output, source, received, sent))
 
     def advance(self) -> bool:
         """Start the second stage of an all-reduce once the first is over; see ``Owing``."""

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from shoal.fsdp.communicator import Communicator, Pending
+from shoal.fsdp.communicator import Communicator, Counts, Pending
 from shoal.fsdp.transport import Transport, communicator_for
 
-Deed = Literal["all_gather", "reduce_scatter", "all_reduce"]
+Deed = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Collective:
     dtype: torch.dtype
     """What travels."""
     nbytes: int
-    """Size of the whole buffer: what is gathered, or what is reduced."""
+    """Size of the whole buffer: what is gathered, what is reduced, or what this rank gives away."""
 
 
 class Ledger:
@@ -135,6 +135,11 @@ class _Recorded:
         return self._inner.all_reduce(
             output, partial, accumulate_dtype=accumulate_dtype, divisor=divisor, add=add
         )
+
+    def all_to_all(self, output: torch.Tensor, source: torch.Tensor, *, counts: Counts) -> Pending:
+        """See ``Communicator``."""
+        self._record("all_to_all", source)
+        return self._inner.all_to_all(output, source, counts=counts)
 
     def _record(self, deed: Deed, whole: torch.Tensor) -> None:
         collective = Collective(

@@ -12,7 +12,7 @@ from torch.distributed import (
     Work,
 )
 
-from shoal.fsdp.communicator import Pending
+from shoal.fsdp.communicator import Counts, Pending
 from shoal.fsdp.gloo import finish_work
 
 
@@ -104,6 +104,11 @@ class NcclCommunicator:
         total = partial.to(accumulate_dtype, copy=True)
         work = self._group.allreduce([total], AllreduceOptions())
         return _StreamDeed(work, lambda: _write(output, total, divisor, add))
+
+    def all_to_all(self, output: torch.Tensor, source: torch.Tensor, *, counts: Counts) -> Pending:
+        """See ``Communicator``."""
+        received, sent = [row[self.rank] for row in counts], list(counts[self.rank])
+        return _StreamDeed(self._group.alltoall_base(output, source, received, sent))
 
 
 @torch.no_grad()

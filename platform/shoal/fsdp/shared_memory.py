@@ -12,10 +12,11 @@ import weakref
 import torch
 
 from shoal.fsdp.board import Board, Counter
-from shoal.fsdp.communicator import Pending
+from shoal.fsdp.communicator import Counts, Pending
 from shoal.fsdp.deeds import (
     AllReduce,
     AllReduceAtOnce,
+    AllToAll,
     Deed,
     DeedQueue,
     GatherIntoBuffer,
@@ -132,6 +133,13 @@ class SharedMemoryCommunicator:
         sums = self._blocks.take(part_numel * accumulate_dtype.itemsize)
         deed = AllReduce(self._queue, where, sums, output, partial, reduction)
         return self._start(deed, where.block, sums)
+
+    def all_to_all(self, output: torch.Tensor, source: torch.Tensor, *, counts: Counts) -> Pending:
+        """See ``Communicator``."""
+        widest = max(sum(row) for row in counts)
+        where = Input(block=self._blocks.take(widest * source.element_size()))
+        deed = AllToAll(self._queue, where, output, source, counts)
+        return self._start(deed, where.block)
 
     def _input(self, partial: torch.Tensor) -> Input:
         """Where the input of the next reduction lies, or will lie once published."""
