@@ -9,9 +9,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LONGEST_FILE = 400
-LONGER_FOR_A_REASON = {
-    "platform/shoal/ops/fixed/lanes.py": "one vector type, whose operations numba wants one by one",
-}
 PACKAGE_INDEX_OPTIONS = ("--index-" + "url", "--extra-index-" + "url")
 
 
@@ -37,7 +34,7 @@ def test_no_source_file_outgrows_one_noun() -> None:
     }
     assert lengths
     longer = {path: lines for path, lines in lengths.items() if lines > LONGEST_FILE}
-    assert set(longer) == set(LONGER_FOR_A_REASON), longer
+    assert not longer
 
 
 def test_no_file_names_this_machine_or_a_package_index() -> None:
