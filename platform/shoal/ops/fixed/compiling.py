@@ -80,7 +80,7 @@ class _Function(ccallback.CFunc):
 
     def _compile_uncached(self) -> Any:
         _announce()
-        return super()._compile_uncached()  # type: ignore[no-untyped-call]
+        return super()._compile_uncached()  # type: ignore[misc]
 
 
 @cache
