@@ -11,7 +11,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test bench bench-engine storm-serve lint format docs clean
+.PHONY: help demo serve test bench bench-engine bench-serve storm-serve lint format docs clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -54,6 +54,9 @@ $(VENV)-vllm/.ready: requirements/vllm.txt
 
 bench-engine: $(READY) $(VENV)-vllm/.ready  ## serving engine side by side with vLLM
 	$(RUN) -m shoal bench engine --against vllm
+
+bench-serve: $(READY)  ## clients over HTTP side by side with the engine alone
+	$(RUN) -m shoal bench serve
 
 storm-serve: export OMP_NUM_THREADS = 1
 storm-serve: $(READY)  ## 1,000 clients that leave a server at random moments

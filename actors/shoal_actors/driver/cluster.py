@@ -42,6 +42,16 @@ ENVIRONMENT = {
 }
 """Settings of Ray that it takes from the environment only."""
 
+_OWN_ENVIRONMENT = {
+    # A proxy that is not ready in time is killed, and serving fails with it; Ray's own 5 s are too
+    # few to import what it needs while others use the machine.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "50",
+    # What replicas behind HAProxy wait for at the end, so that the proxies of other nodes hear of
+    # it: here there are none.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+}
+"""And those of a cluster of our own, on this machine alone."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -112,6 +122,8 @@ def _start(num_cpus: int) -> None:
         # Ray turns authentication on for a local cluster. With a token in the environment, which
         # only this process and its children know, it leaves the user's home alone.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    for name, value in _OWN_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     ray.init(
         address="local",
         num_cpus=max(num_cpus, len(os.sched_getaffinity(0))),

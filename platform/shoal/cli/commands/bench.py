@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from shoal.cli.options import AsJson
+from shoal.cli.options import AsJson, Overrides
+from shoal.cli.upward import resolve
 
 app = typer.Typer(help="Measure against other ways to do the same.", no_args_is_help=True)
 
@@ -51,4 +52,16 @@ def engine(
 
     typer.echo("Measuring; this takes some minutes.", err=True)
     report = bench_engine(vllm_python=None if against is None else vllm_python)
+    typer.echo(json.dumps(report.json(), indent=2) if as_json else report.text())
+
+
+@app.command()
+def serve(overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Time the engine alone and over HTTP at 1, 8 and 32 streams, with and without HAProxy.
+
+    Also the time to the first token, and what a very long prompt does to another stream.
+    """
+    bench_serve = resolve("shoal_deployments.bench:bench_serve")
+    typer.echo("Measuring; this takes some minutes.", err=True)
+    report = bench_serve(overrides=tuple(overrides or ()))
     typer.echo(json.dumps(report.json(), indent=2) if as_json else report.text())
