@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from shoal.errors import ConfigError
+from shoal.ops.fixed import huge_pages
 from shoal.ops.fixed.kernel import kernel
 from shoal.ops.fixed.lanes import device
 from shoal.ops.fixed.memory import (
@@ -63,8 +64,8 @@ class KVCache:
         self.key_steps = -(-head_dim // per_step)
         self.padded_dim = head_dim + -head_dim % 16
         shape = (layers, num_blocks, kv_heads, block_size // GROUP)
-        self.keys = torch.zeros(*shape, self.key_steps, GROUP, dtype=torch.int32)
-        self.values = torch.zeros(*shape, GROUP // per_step, self.padded_dim, dtype=torch.int32)
+        self.keys = huge_pages.zeros((*shape, self.key_steps, GROUP), torch.int32)
+        self.values = huge_pages.zeros((*shape, GROUP // per_step, self.padded_dim), torch.int32)
 
     @staticmethod
     def block_bytes(

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from shoal.errors import ConfigError
-from shoal.ops.fixed import mxfp8
+from shoal.ops.fixed import huge_pages, mxfp8
 
 Kind = Literal["fp32", "bf16", "mxfp8"]
 
@@ -95,5 +95,5 @@ def pack(weight: torch.Tensor, kind: Kind, *, count: int = 1) -> Panels:
 
 def _by_steps(weight: torch.Tensor, per_step: int) -> torch.Tensor:
     """``[count, N, K]`` to ``[panels, steps, 64, numbers a step]``."""
-    split = weight.reshape(-1, COLUMNS, weight.shape[2] // per_step, per_step)
-    return split.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    split = weight.reshape(-1, COLUMNS, weight.shape[2] // per_step, per_step).transpose(1, 2)
+    return huge_pages.zeros(split.shape, split.dtype).copy_(split)
