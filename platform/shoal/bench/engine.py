@@ -152,6 +152,8 @@ def _contender(name: str, command: list[str], folder: Path) -> Iterator[_Contend
             stderr=errors,
             text=True,
             process_group=0,
+            # torch's own weights in huge pages, as ours are: only their order is to differ.
+            env=os.environ | {"THP_MEM_ALLOC_ENABLE": "1"},
         ) as process,
     ):
         contender = _Contender(name=name, process=process, log=log)
