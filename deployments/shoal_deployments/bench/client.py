@@ -3,7 +3,8 @@
 It is run as a script and imports only the standard library. Nothing is parsed before the last
 stream has ended. Its protocol is that of ``worker``:
 
-    {"address": "host:port", "model": "m", "prompts": [[1, 2]], "new_tokens": 64}
+    {"address": "host:port", "model": "m", "prompts": [[1, 2]], "new_tokens": 64,
+     "delay_s": 0.5}
     @{"seconds": 3.9, "streams": [{"status": 200, "tokens": 64, "first_s": 0.1, "pause_s": 0.02}]}
 """
 
@@ -118,6 +119,7 @@ def main() -> None:
             Stream(asked["address"], asked["model"], prompt, asked["new_tokens"])
             for prompt in asked["prompts"]
         ]
+        time.sleep(asked["delay_s"])
         seconds = run(streams)
         say({"seconds": seconds, "streams": [stream.result() for stream in streams]})
 

@@ -40,6 +40,9 @@ from shoal_deployments.bench.setup import ServeBenchSetup
 from shoal_deployments.bench.words import text_of, write_words
 from shoal_deployments.bench.worker import Worker, worker
 
+_UNDER_WAY_S = 0.5
+"""After which a stream has begun."""
+
 
 def bench_serve(
     *, overrides: tuple[str, ...] = (), setup: ServeBenchSetup | None = None
@@ -146,7 +149,9 @@ class _Bench:
             prompts = self._prompts(1, 2_000 + number)
             alone = self._http(address, prompts, setup.stream_tokens)
             name = self.config.served_name
-            self.stranger.tell(address=address, model=name, prompts=[text], new_tokens=1)
+            self.stranger.tell(
+                address=address, model=name, prompts=[text], new_tokens=1, delay_s=_UNDER_WAY_S
+            )
             beside = self._http(address, prompts, setup.stream_tokens)
             refused = self.stranger.answer()["streams"][0]["status"]
             if refused != 400:  # the model's context is shorter, as the tokenizer has found out
@@ -167,6 +172,7 @@ class _Bench:
             model=self.config.served_name,
             prompts=prompts,
             new_tokens=new_tokens,
+            delay_s=0.0,
         )
         for stream in answer["streams"]:
             if stream["tokens"] != new_tokens:
