@@ -13,6 +13,7 @@ from pathlib import Path
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from rich.console import Console
 
 from shoal.config import ServeConfig
@@ -64,7 +65,7 @@ def _serving(config: ServeConfig, port: int) -> Iterator[None]:
                 http_options={"host": config.serve.host, "port": port},
             )
             serve.run(build_application(config), name=APP, route_prefix="/")
-        except RuntimeError as error:  # also what an actor of Serve raised
+        except (RuntimeError, RayError) as error:  # what an actor of Serve raised, or its death
             last_line = str(error).strip().splitlines()[-1]
             problem = _problem(if_absent=last_line) or last_line
             raise WorkError(f"The application did not start: {problem}") from None

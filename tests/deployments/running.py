@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -114,13 +114,16 @@ def wait_until(holds: Callable[[], bool], within_s: float) -> None:
 
 
 @contextmanager
-def shoal_serve(folder: Path, *overrides: str) -> Iterator[Running]:
+def shoal_serve(
+    folder: Path, *overrides: str, environment: Mapping[str, str] | None = None
+) -> Iterator[Running]:
     """``shoal serve`` until the end of the block."""
     model = write_model(folder / NAME)
     arguments = ["serve", str(model), "--set", "serve.port=0"]
     for override in overrides:
         arguments += ["--set", override]
-    with ShoalProcess(arguments, folder, OMP_NUM_THREADS="1") as process:
+    more = {"OMP_NUM_THREADS": "1", **(environment or {})}
+    with ShoalProcess(arguments, folder, **more) as process:
         ready = re.compile(r"Ready at (http://[\d.:]+)/v1")
         process.wait_for(lambda: ready.search(process.output) is not None)
         found = ready.search(process.output)
