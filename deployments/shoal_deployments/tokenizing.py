@@ -33,7 +33,7 @@ class Tokenizing:
         self._texts = TokenTexts(tokenizer)
 
     async def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Ids of each of ``texts``."""
+        """Ids of each of ``texts``, with the tokenizer's own start token if it has one."""
         return await self.run(sum(map(len, texts)), self._encode, texts)
 
     async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -62,4 +62,4 @@ class Tokenizing:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, argument)
 
     def _encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        return [tuple(self._tokenizer.encode(text)) for text in texts]
+        return [tuple(self._tokenizer.encode_prompt(text)) for text in texts]

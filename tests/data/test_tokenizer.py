@@ -68,6 +68,7 @@ def test_documents_as_transformers_tokenizes_them(
     ours = load_tokenizer(str(folder))
     theirs = oracle(folder)
     assert ours.encode(TEXT) == theirs(TEXT, add_special_tokens=False)["input_ids"]
+    assert ours.encode_prompt(TEXT) == theirs(TEXT)["input_ids"]
     assert ours.encode_document(TEXT) == [*theirs(TEXT)["input_ids"], theirs.eos_token_id]
     assert ours.end_of_text == theirs.eos_token_id
     assert ours.vocab_size == len(theirs)

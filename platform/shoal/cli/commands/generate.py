@@ -66,7 +66,7 @@ def generate(
     if chat:
         tokens = tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
     else:
-        tokens = tokenizer.encode(prompt)
+        tokens = tokenizer.encode_prompt(prompt)
     engine = load_engine(model, ServeSettings(precision=precision))
     outputs = []
     for output in stream(engine, Request(id="generate", prompt=tuple(tokens), params=params)):

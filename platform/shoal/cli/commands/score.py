@@ -67,7 +67,7 @@ def _tokens(number: int, line: str, tokenizer: Any) -> list[int]:
     except json.JSONDecodeError as error:
         raise ConfigError("FILE", where, f"it is not valid JSON: {error}", remedy) from error
     if isinstance(value, dict) and isinstance(value.get("prompt"), str):
-        return list(tokenizer.encode(value["prompt"]))
+        return list(tokenizer.encode_prompt(value["prompt"]))
     if isinstance(value, dict) and isinstance(value.get("messages"), list):
         return list(tokenizer.encode_chat(value["messages"]).tokens)
     tokens = value.get("tokens") if isinstance(value, dict) else None

@@ -26,6 +26,10 @@ class ByteTokenizer:
         """Bytes of ``text``."""
         return list(well_formed(text).encode())
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """The same: no byte is special."""
+        return self.encode(text)
+
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of ``tokens``; ValueError for an id that is not in the vocabulary."""
         ids = list(tokens)

@@ -107,10 +107,11 @@ class HFTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text`` alone, no start token and no end-of-text added."""
-        # A batch of one, because only batches let other threads run meanwhile.
-        batch = [well_formed(text)]
-        [encoding] = self._encoder.encode_batch_fast(batch, add_special_tokens=False)
-        return list(encoding.ids)
+        return self._encode(text, add_special_tokens=False)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of ``text`` with what ``tokenizer.json`` itself puts around a text."""
+        return self._encode(text, add_special_tokens=True)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of ``tokens``, special tokens left out."""
@@ -119,7 +120,7 @@ class HFTokenizer:
 
     def encode_document(self, text: str) -> list[int]:
         """Ids of one whole document, with what ``tokenizer.json`` itself puts around a text."""
-        tokens = list(self._encoder.encode(well_formed(text), add_special_tokens=True).ids)
+        tokens = self.encode_prompt(text)
         return tokens if tokens[-1:] == [self.end_of_text] else [*tokens, self.end_of_text]
 
     def encode_chat(self, messages: Sequence[Message]) -> ChatTokens:
@@ -146,6 +147,12 @@ class HFTokenizer:
     def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a chat up to where the assistant speaks next."""
         return self.encode(self._chat_template.render(messages, add_generation_prompt=True))
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # A batch of one, because only batches let other threads run meanwhile.
+        batch = [well_formed(text)]
+        [encoding] = self._encoder.encode_batch_fast(batch, add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     @property
     def _chat_template(self) -> ChatTemplate:

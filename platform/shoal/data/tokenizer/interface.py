@@ -50,6 +50,13 @@ class Tokenizer(Protocol):
         """Ids of ``text`` alone; a special token spelled out in it becomes that token."""
         ...
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a text to go on from, with what the tokenizer itself puts around a text.
+
+        That is a start token for many families. A chat's template writes its own.
+        """
+        ...
+
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of ``tokens``, special tokens left out, damaged UTF-8 as U+FFFD."""
         ...
