@@ -20,9 +20,16 @@ from shoal.config import ServeConfig
 from shoal.errors import ConfigError, WorkError
 from shoal.inference.loading import limits_of, served_tokenizer
 from shoal.models import HFWeights
-from shoal_actors.driver import Terminated, divert_output, open_cluster, sigterm_raises
+from shoal_actors.driver import (
+    Cluster,
+    Terminated,
+    divert_output,
+    open_cluster,
+    sigterm_raises,
+)
 from shoal_deployments.application import build_application, num_cpus
 from shoal_deployments.auth import ApiKeys
+from shoal_deployments.checks import check_places
 
 APP = "shoal"
 _POLL_S = 1.0
@@ -46,9 +53,9 @@ def run(config: ServeConfig) -> int:
         sigterm_raises(),
         tempfile.TemporaryDirectory(prefix="shoal-serve-") as folder,
         divert_output(Path(folder) / "driver.log") as console,
-        open_cluster(num_cpus=num_cpus(config)),
+        open_cluster(num_cpus=num_cpus(config)) as cluster,
         sigterm_raises(),  # a second time: Ray's core has put a handler of its own in place
-        _serving(config, port),
+        _serving(config, port, cluster),
     ):
         _introduce(console, config, port)
         _watch()
@@ -56,8 +63,9 @@ def run(config: ServeConfig) -> int:
 
 
 @contextmanager
-def _serving(config: ServeConfig, port: int) -> Iterator[None]:
+def _serving(config: ServeConfig, port: int, cluster: Cluster) -> Iterator[None]:
     """Serve inside this block."""
+    check_places(config, cluster)
     try:
         try:
             serve.start(

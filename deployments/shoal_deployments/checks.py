@@ -1,0 +1,30 @@
+"""What is refused once the cluster is known, before anything of the application starts."""
+
+from __future__ import annotations
+
+from shoal.config import ServeConfig
+from shoal.errors import ConfigError
+from shoal_actors.driver import Cluster
+from shoal_deployments.application import num_cpus
+
+
+def check_places(config: ServeConfig, cluster: Cluster) -> None:
+    """Refuse more engines and frontends than the cluster can ever place; raises ConfigError."""
+    settings = config.serve
+    engine, frontend = {"CPU": float(settings.threads)}, {"CPU": 1.0}
+    if (places := cluster.num_places(engine)) < settings.replicas:
+        raise ConfigError(
+            "serve.replicas",
+            settings.replicas,
+            f"the cluster has room for {places} engines of {settings.threads} CPUs each, and "
+            "cannot grow further",
+            f"Use at most {places}" if places else "Lower serve.threads",
+        )
+    if (cpus := cluster.num_places(frontend)) < num_cpus(config):
+        raise ConfigError(
+            "serve.frontends",
+            settings.num_frontends,
+            f"with {settings.replicas} engines of {settings.threads} CPUs each they take "
+            f"{num_cpus(config)} CPUs, and the cluster has {cpus}",
+            "Lower one of serve.frontends, serve.replicas and serve.threads",
+        )
