@@ -108,7 +108,7 @@ def test_each_worker_has_room_for_one_engine_and_one_frontend(
     assert settings.threads + 1 == cpus < 2 * settings.threads
 
 
-def test_cache_is_not_sized_by_the_memory_of_the_node(application: dict[str, Any]) -> None:
+def test_every_engine_has_a_cache_of_the_same_size(application: dict[str, Any]) -> None:
     assert application["args"]["serve"]["kv"]["tokens"] > 0
 
 
