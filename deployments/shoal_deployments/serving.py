@@ -84,10 +84,11 @@ def _serving(config: ServeConfig, port: int, cluster: Cluster) -> Iterator[None]
 
 def _introduce(console: Console, config: ServeConfig, port: int) -> None:
     settings = config.serve
+    url = f"http://{settings.host}:{port}"
     lines = [
         f"{config.served_name}: engines: {settings.replicas}, frontends: {settings.num_frontends}",
         f"Logs are in {ray._private.worker.global_worker.node.get_logs_dir_path()}",
-        f"Ready at http://{settings.host}:{port}/v1  (Ctrl-C ends it)",
+        f"Ready at {url}/v1, with a console at {url}/  (Ctrl-C ends it)",
     ]
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

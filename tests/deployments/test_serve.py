@@ -53,7 +53,8 @@ def test_the_terminal_shows_only_what_shoal_says(running: Running) -> None:
     lines = running.process.output.splitlines()
     assert lines[0].startswith(f"{NAME}: engines: 2, frontends: 2")
     assert lines[1].startswith("Logs are in /")
-    assert lines[2] == f"Ready at {running.url}/v1  (Ctrl-C ends it)"
+    url = running.url
+    assert lines[2] == f"Ready at {url}/v1, with a console at {url}/  (Ctrl-C ends it)"
     assert len(lines) == 3, lines
 
 
