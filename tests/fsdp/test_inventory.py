@@ -9,7 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shoal.fsdp import is_sharded, sharded_parameters
+from shoal.fsdp import (
+    Share,
+    fully_shard,
+    fully_shard_context,
+    is_sharded,
+    sharded_parameters,
+)
 from tests.fsdp.toys import LADDER, P, build, mesh_of, placements_on, shard
 from tests.ranks import RankPool
 
@@ -82,3 +88,26 @@ def _held_on_a_line() -> int:
     model = build(tied=True)
     shard(model, mesh, placements_on(mesh, P, P))
     return len(sharded_parameters(model))
+
+
+def _held_of_a_share() -> Held:
+    """Two ranks of a mesh of their own hold the second of three parts."""
+    mesh = mesh_of((2,))
+    model = nn.Linear(4, 7)
+    placements = placements_on(mesh, P, P)
+    with fully_shard_context("cpu") as context:
+        fully_shard(model, mesh, placements, share=Share(index=1, count=3))
+    model(torch.ones(1, 4)).sum().backward()
+    assert not context.in_backward
+    parameters = sharded_parameters(model)
+    for parameter in parameters:
+        assert torch.equal(parameter.local, model.get_parameter(parameter.name))
+    return [(p.names, tuple(p.shape), p.row_start, p.row_stop, p.primary) for p in parameters]
+
+
+def test_a_share_is_told_by_the_rows_of_the_whole(ranks: RankPool) -> None:
+    by_rank = ranks.run(2, _held_of_a_share)
+    for index, whole in enumerate([(21, 4), (21,)]):
+        rows = [set(range(held[index][2], held[index][3])) for held in by_rank]
+        assert {held[index][1] for held in by_rank} == {whole}
+        assert rows[0] | rows[1] == set(range(7, 14)) and not rows[0] & rows[1]

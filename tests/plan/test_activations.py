@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from shoal.fsdp import communicator_for
 from shoal.models import Decoder, DecoderConfig
+from shoal.models.experts import Experts
 from shoal.ops.cross_entropy import CHUNK_BYTES
+from shoal.parallel.expert import ExpertExchange
 from shoal.plan.activations import Kernels, activation_bytes, head_bytes, layer_bytes
 from tests.plan.configs import DENSE, EXPERTS
+from tests.ranks import RankPool
 
 B, S = 2, 48
 MODELS: dict[str, dict[str, Any]] = {
@@ -43,9 +48,17 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def _kept_bytes(hf: dict[str, Any], dtype: torch.dtype, recompute: bool) -> int:
+def _kept_bytes(
+    hf: dict[str, Any],
+    dtype: torch.dtype,
+    recompute: bool = False,
+    exchange: ExpertExchange | None = None,
+) -> int:
     """Bytes of the storages that autograd holds after the trunk's forward, weights excluded."""
     decoder = Decoder(DecoderConfig.from_hf(hf), dtype, recompute="layer" if recompute else "none")
+    for module in decoder.modules():
+        if isinstance(module, Experts) and exchange is not None:
+            module.keep_part(exchange)
     for parameter in decoder.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     weights = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
@@ -69,7 +82,29 @@ def test_the_formula_is_what_autograd_keeps(name: str, dtype: torch.dtype) -> No
     kernels = Kernels(element_bytes=dtype.itemsize, fused_norm=False)
     expected = sum(layer_bytes(config, layer, kernels, B * S) for layer in range(config.num_layers))
     expected += B * S * kernels.norm(config.hidden_size)
-    assert _kept_bytes(MODELS[name], dtype, recompute=False) == pytest.approx(expected, rel=0.03)
+    assert _kept_bytes(MODELS[name], dtype) == pytest.approx(expected, rel=0.03)
+
+
+def _kept_with_shared_experts(hf: dict[str, Any], dtype: torch.dtype) -> int:
+    group = dist.group.WORLD
+    assert group is not None
+    communicator = communicator_for(group, torch.device("cpu"))
+    torch.manual_seed(group.rank())
+    return _kept_bytes(hf, dtype, exchange=ExpertExchange(hf["num_experts"], communicator))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_shared_experts_keep_what_the_formula_says_on_average(
+    ranks: RankPool, dtype: torch.dtype
+) -> None:
+    hf = {**EXPERTS, "num_experts": 8}
+    config = DecoderConfig.from_hf(hf)
+    kernels = Kernels(element_bytes=dtype.itemsize, fused_norm=False, shared_experts=True)
+    expected = sum(layer_bytes(config, layer, kernels, B * S) for layer in range(config.num_layers))
+    expected += B * S * kernels.norm(config.hidden_size)
+    kept = ranks.run(2, _kept_with_shared_experts, hf, dtype)
+    assert sum(kept) / 2 == pytest.approx(expected, rel=0.01)
+    assert kept[0] != kept[1], "the routing is even, so this shows nothing"
 
 
 def test_recomputed_layers_keep_their_inputs() -> None:

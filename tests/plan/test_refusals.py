@@ -14,7 +14,7 @@ from shoal.errors import ConfigError, ConfigErrors
 from shoal.models import DecoderConfig, parameter_shapes, write_hf_folder
 from shoal.plan.machine import Machine
 from shoal.plan.refusals import check
-from tests.plan.configs import DENSE, config
+from tests.plan.configs import DENSE, EXPERTS, config
 
 BARE = Machine(has_cuda=False, cpu_has_bf16=False)
 GPUS = Machine(has_cuda=True, cpu_has_bf16=True)
@@ -55,8 +55,30 @@ ROWS: list[tuple[dict[str, Any], str, object, str, str]] = [
         {"cluster": {"workers": 2}, "parallel": {"expert": 2}},
         "parallel.expert",
         2,
-        "not available",
+        "no layer of this llama model has experts",
         "Set it to 1",
+    ),
+    (
+        {
+            "model": {"config": {**EXPERTS, "num_experts": 6}},
+            "cluster": {"workers": 4},
+            "parallel": {"expert": 4},
+        },
+        "parallel.expert",
+        4,
+        "6 experts do not divide into 4 equal parts",
+        "Use 1 or one of 2, 3, 6",
+    ),
+    (
+        {
+            "model": {"config": {**EXPERTS, "num_experts": 6}},
+            "cluster": {"workers": 4, "nvlink_domain": 2},
+            "parallel": {"expert": 3},
+        },
+        "parallel.expert",
+        3,
+        "would reach across them",
+        "divisor of 2",
     ),
     (
         {"cluster": {"workers": 6, "nvlink_domain": 4}},

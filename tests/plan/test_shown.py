@@ -55,6 +55,23 @@ def test_a_single_dense_rank_has_no_collectives_and_no_experts() -> None:
     assert "expert" not in text
 
 
+def test_shared_experts_are_shown_with_what_travels() -> None:
+    text = _printed(
+        make_plan(
+            config(
+                model={"config": {**EXPERTS, "num_experts": 8}},
+                cluster={"workers": 4},
+                parallel={"expert": 2},
+            )
+        )
+    )
+    # 2 sparse layers; there and back, forward and backward; 16 tokens to 2 experts of 32 fp32 each
+    assert "all-gather      expert counts     expert      2      2     256 B     128 B" in text
+    assert "all-to-all      expert tokens     expert      2      8  32.0 KiB  16.0 KiB" in text
+    assert "Tokens as of an even routing" in text
+    assert "expert inner              2" in text and "exchange" in text
+
+
 def test_many_ranks_are_listed_in_json_only() -> None:
     plan = _plan(workers=80, domain=2)
     assert "16 more ranks; --json lists them all" in _printed(plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 from shoal.errors import WorkError
 from shoal.topology import MESH_AXES, Axis, Topology
@@ -16,21 +17,26 @@ MESH_ROLES = {
     ("expert", "outer"): Axis.EXPERT_OUTER,
     ("expert", "inner"): Axis.EXPERT_INNER,
 }
+Found = dict[tuple[str, str], tuple[list[int], int, float]]
 
 
-def _groups_of_this_rank(topology: Topology) -> dict[tuple[str, str], tuple[list[int], int, float]]:
+def _groups_of_this_rank(topology: Topology) -> Found:
     """For each mesh and axis: the members, this rank's place and the sum of the members' ranks."""
     meshes = topology.meshes("cpu")
-    found = {}
+    found: Found = {}
     for kind, mesh in (("dense", meshes.dense), ("expert", meshes.expert)):
         assert mesh.mesh_dim_names == MESH_AXES
         for name in MESH_AXES:
-            group = mesh.get_group(name)
-            total = torch.tensor([float(dist.get_rank())])
-            dist.all_reduce(total, group=group)
-            members = dist.get_process_group_ranks(group)
-            found[kind, name] = (members, mesh.get_local_rank(name), total.item())
+            found[kind, name] = _described(mesh.get_group(name))
+    if meshes.expert_group is not None:
+        found["expert", "group"] = _described(meshes.expert_group)
     return found
+
+
+def _described(group: ProcessGroup) -> tuple[list[int], int, float]:
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total, group=group)
+    return dist.get_process_group_ranks(group), group.rank(), total.item()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +57,9 @@ def _groups_of_this_rank(topology: Topology) -> dict[tuple[str, str], tuple[list
 )
 def test_meshes_hold_the_groups_of_the_topology(ranks: RankPool, topology: Topology) -> None:
     for rank, found in enumerate(ranks.run(topology.world_size, _groups_of_this_rank, topology)):
-        for role, axis in MESH_ROLES.items():
+        assert (("expert", "group") in found) == (topology.expert > 1)
+        roles = {**MESH_ROLES, ("expert", "group"): Axis.EXPERT}
+        for role, axis in ((role, axis) for role, axis in roles.items() if role in found):
             expected = next(group for group in topology.groups(axis) if rank in group)
             members, place, total = found[role]
             assert tuple(members) == expected

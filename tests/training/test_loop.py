@@ -46,6 +46,12 @@ CASES: dict[str, dict[str, Any]] = {
         "model": {"config": {**MIXTURE, "attention_dropout": 0.1}},
         "train": {"recompute": "layer", "micro_batch": 2},
     },
+    "mixture, two ranks that share experts": {
+        "cluster": {"workers": 2, "device": "cpu"},
+        "parallel": {"expert": 2},
+        "model": {"config": {**MIXTURE, "attention_dropout": 0.1}},
+        "sharding": {"dense": {"inner": "optimizer"}},
+    },
 }
 
 

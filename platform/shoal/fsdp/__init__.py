@@ -25,6 +25,7 @@ from shoal.fsdp.placement import (
 from shoal.fsdp.precision import MixedPrecision
 from shoal.fsdp.schedule import Schedule
 from shoal.fsdp.sharded import ShardedParameter
+from shoal.fsdp.share import Share
 from shoal.fsdp.transport import Transport, communicator_for
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Schedule",
     "Shard",
     "ShardedParameter",
+    "Share",
     "Transport",
     "bytes_at_rest",
     "clip_gradients",

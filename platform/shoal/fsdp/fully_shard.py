@@ -31,6 +31,7 @@ from shoal.fsdp.ownership import owned_parameters, partition
 from shoal.fsdp.placement import Placements
 from shoal.fsdp.precision import MixedPrecision
 from shoal.fsdp.schedule import Schedule
+from shoal.fsdp.share import Share
 from shoal.fsdp.transport import communicator_for
 from shoal.fsdp.unit import Unit, unit_of
 
@@ -107,6 +108,7 @@ def fully_shard(
     *,
     precision: MixedPrecision | None = None,
     grad_divisor: float = 1.0,
+    share: Share | None = None,
 ) -> None:
     """Shard, in place, the parameters beneath ``module`` that no inner unit owns.
 
@@ -120,6 +122,8 @@ def fully_shard(
         precision: Formats of the buffers; fp32 main weights and gradients by default.
         grad_divisor: Gradients are averaged over the ranks of ``mesh`` and divided by this; the
             size of the expert axis for experts, whose gradients sum over the tokens of its ranks.
+        share: Which rows of whole parameters these are, where other ranks hold the others; whoever
+            saves or loads them sees whole parameters and this rank's rows of them.
 
     Raises:
         ConfigError: where module, mesh, placements or divisor do not fit each other.
@@ -140,6 +144,7 @@ def fully_shard(
             precision=precision or MixedPrecision(),
             grad_divisor=grad_divisor,
             lanes=construction.schedule.lanes,
+            share=share or Share(),
         )
         for slots in partition(owned_parameters(module))
     ]

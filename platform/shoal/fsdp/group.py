@@ -19,6 +19,7 @@ from shoal.fsdp.lanes import Lanes
 from shoal.fsdp.layout import GlobalLayout
 from shoal.fsdp.placement import Placements, Replicate
 from shoal.fsdp.precision import MixedPrecision
+from shoal.fsdp.share import Share
 from shoal.fsdp.slot import Slot
 from shoal.fsdp.weights import WeightBuffers
 
@@ -59,11 +60,13 @@ class ParameterGroup:
         precision: MixedPrecision,
         grad_divisor: float,
         lanes: Lanes,
+        share: Share,
     ) -> None:
         originals = [places[0].parameter for places in slots]
         compute_dtype = precision.compute or originals[0].dtype
         self.grid = grid
         self.placements = placements
+        self.share = share
         self.layout = GlobalLayout.build(
             [original.shape for original in originals], math.prod(grid.sizes)
         )

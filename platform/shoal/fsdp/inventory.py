@@ -52,11 +52,13 @@ def sharded_parameters(model: nn.Module) -> tuple[ShardedParameter, ...]:
         for index, entry in enumerate(group.entries):
             names = [path + s.name for s in entry.slots for path in paths.get(id(s.module), [])]
             names.sort(key=order.__getitem__)
+            part = group.layout.shapes[index]
+            first_row = group.share.first_row(part) + group.weights.main.rows(index).start
             found.append(
                 ShardedParameter(
                     names=tuple(names),
-                    shape=group.layout.shapes[index],
-                    row_start=group.weights.main.rows(index).start,
+                    shape=group.share.whole(part),
+                    row_start=first_row,
                     local=entry.local,
                     primary=group.primary,
                 )

@@ -9,6 +9,7 @@ from shoal import ops
 from shoal.models.config import ExpertsConfig
 from shoal.models.linear import Linear
 from shoal.models.mlp import MLP
+from shoal.parallel.expert import ExpertExchange, visit_shared_experts
 
 
 class Router(nn.Module):
@@ -31,11 +32,15 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """The routed experts of one layer, their weights stacked in two matrices."""
+    """The routed experts of one layer, their weights stacked in two matrices.
+
+    All of them, or after ``keep_part`` those that fall to this rank.
+    """
 
     def __init__(self, hidden: int, config: ExpertsConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.num_experts = config.num_experts
+        self.exchange: ExpertExchange | None = None
         num, width = config.num_experts, config.intermediate_size
         # [E * 2I, H]: the gate rows of an expert, then its up rows.
         self.gate_up_proj = nn.Parameter(torch.empty(num * 2 * width, hidden, dtype=dtype))
@@ -46,9 +51,25 @@ class Experts(nn.Module):
         self, tokens: torch.Tensor, choices: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """``tokens`` ``[T, H]`` with ``choices`` and ``weights`` ``[T, k]`` to ``[T, H]``."""
+        if self.exchange is not None:
+            return visit_shared_experts(
+                tokens, choices, weights, self.gate_up_proj, self.down_proj, self.exchange
+            )
         return ops.visit_experts(
             tokens, choices, weights, self.gate_up_proj, self.down_proj, self.num_experts
         )
+
+    def keep_part(self, exchange: ExpertExchange) -> None:
+        """Keep this rank's experts alone; tokens reach the others, and theirs these, by exchange.
+
+        The two matrices become ``[E/n * 2I, H]`` and ``[E/n * H, I]`` for n ranks.
+        """
+        self.exchange = exchange
+        for name in ("gate_up_proj", "down_proj"):
+            whole = self.get_parameter(name)
+            # A copy, so that the whole matrix can be freed.
+            part = whole.detach().chunk(exchange.size)[exchange.rank].clone()
+            self.register_parameter(name, nn.Parameter(part, whole.requires_grad))
 
 
 class SparseMLP(nn.Module):

@@ -5,9 +5,10 @@
     model.layers.N                dense     data-parallel size
     (the decoder itself)          dense     data-parallel size
 
-The decoder itself owns embedding, final norm and head. An expert sees the tokens of all ranks that
-share its set of experts, so the sum of its gradients already covers them; dividing by their number
-too makes it the average over all ranks, as everywhere else.
+The decoder itself owns embedding, final norm and head. With expert parallelism each rank keeps its
+part of the experts, and the expert mesh joins the ranks with the same part. An expert sees the
+tokens of all ranks that share its set of experts, so the sum of its gradients already covers them;
+dividing by their number too makes it the average over all ranks, as everywhere else.
 """
 
 from __future__ import annotations
@@ -16,9 +17,20 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.fsdp import MixedPrecision, Placements, Schedule, fully_shard, fully_shard_context
+from shoal.fsdp import (
+    MixedPrecision,
+    Placements,
+    Schedule,
+    Share,
+    communicator_for,
+    fully_shard,
+    fully_shard_context,
+)
+from shoal.fsdp.fully_shard import CommunicatorFactory
 from shoal.models.config import DecoderConfig
 from shoal.models.decoder import Decoder
+from shoal.models.experts import Experts
+from shoal.parallel.expert import ExpertExchange
 from shoal.topology import Meshes
 
 
@@ -49,20 +61,41 @@ def shard_decoder(
     expert: Placements,
     precision: MixedPrecision,
     device: torch.device | str,
+    *,
+    communicators: CommunicatorFactory = communicator_for,
 ) -> Schedule:
     """Shard a decoder in place; the result serves ``microbatch``.
 
     ``dense`` and ``expert`` place the units of the two meshes. A decoder on the meta device gets
     buffers without values on ``device``: fill them by ``initialize`` or ``load_weights``.
+    ``communicators`` makes what collectives pass through.
+
+    Raises ``ConfigError`` for experts that do not divide among the ranks of ``meshes``.
     """
-    expert_parallel = meshes.dense.size() // meshes.expert.size()
-    with fully_shard_context(device) as context:
+    share = _share_experts(decoder, meshes, torch.device(device), communicators)
+    with fully_shard_context(device, communicators=communicators) as context:
         for unit in decoder_units(decoder.config):
             fully_shard(
                 decoder.get_submodule(unit.path),
                 meshes.expert if unit.expert else meshes.dense,
                 expert if unit.expert else dense,
                 precision=precision,
-                grad_divisor=expert_parallel if unit.expert else 1,
+                grad_divisor=share.count if unit.expert else 1,
+                share=share if unit.expert else None,
             )
     return context
+
+
+def _share_experts(
+    decoder: Decoder, meshes: Meshes, device: torch.device, communicators: CommunicatorFactory
+) -> Share:
+    """Leave this rank its part of every layer's experts; which part that is."""
+    config, group = decoder.config.experts, meshes.expert_group
+    if config is None:
+        return Share()
+    communicator = None if group is None else communicators(group, device)
+    exchange = ExpertExchange(config.num_experts, communicator)
+    for module in decoder.modules():
+        if isinstance(module, Experts):
+            module.keep_part(exchange)
+    return Share(index=exchange.rank, count=exchange.size)

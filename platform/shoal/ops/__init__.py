@@ -7,13 +7,13 @@ take any of their places without a change above: see ``shoal.ops.replaceable``.
 from shoal.ops.attention import DocumentSpans, attend
 from shoal.ops.cross_entropy import linear_cross_entropy
 from shoal.ops.embedding import embed
-from shoal.ops.experts import add_shared_expert, route, visit_experts
+from shoal.ops.experts import add_shared_expert, route, run_experts, visit_experts
 from shoal.ops.grouped_linear import grouped_linear
 from shoal.ops.head import logits, token_log_probabilities
 from shoal.ops.linear import linear
 from shoal.ops.rms_norm import rms_norm
 from shoal.ops.rotary import cosine_and_sine, rotate
-from shoal.ops.routing import ExpertGroups, combine, dispatch
+from shoal.ops.routing import ExpertGroups, combine, dispatch, permute
 from shoal.ops.swiglu import swiglu
 
 __all__ = [
@@ -29,9 +29,11 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "logits",
+    "permute",
     "rms_norm",
     "rotate",
     "route",
+    "run_experts",
     "swiglu",
     "token_log_probabilities",
     "visit_experts",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from shoal.ops.grouped_linear import grouped_linear
@@ -45,10 +47,19 @@ def visit_experts(
     expert, then its up rows; ``down`` is ``[E * H, I]``.
     """
     groups = ExpertGroups.of(choices, num_experts)
-    rows = dispatch(tokens, groups)
-    gate, up = grouped_linear(rows, gate_up, groups.sizes).chunk(2, dim=-1)
-    rows = grouped_linear(swiglu(gate, up), down, groups.sizes)
+    rows = run_experts(dispatch(tokens, groups), groups.sizes, gate_up, down)
     return combine(rows, weights, groups)
+
+
+def run_experts(
+    rows: torch.Tensor, sizes: Sequence[int], gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """Each row through its expert, ``[R, H]`` to the same; the experts have ``sizes`` rows in turn.
+
+    ``gate_up`` and ``down`` as for ``visit_experts``, of as many experts as there are ``sizes``.
+    """
+    gate, up = grouped_linear(rows, gate_up, sizes).chunk(2, dim=-1)
+    return grouped_linear(swiglu(gate, up), down, sizes)
 
 
 @replaceable

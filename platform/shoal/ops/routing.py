@@ -25,6 +25,8 @@ class ExpertGroups:
     """``[T * k]``: the other way."""
     sizes: tuple[int, ...]
     """Rows of each expert, E numbers."""
+    choices: int
+    """Experts of a token, k."""
 
     @staticmethod
     def of(choices: torch.Tensor, num_experts: int) -> ExpertGroups:
@@ -34,7 +36,9 @@ class ExpertGroups:
         inverse = torch.empty_like(order)
         inverse[order] = torch.arange(order.numel(), device=order.device)
         sizes = torch.bincount(flat, minlength=num_experts).tolist()
-        return ExpertGroups(order=order, inverse=inverse, sizes=tuple(sizes))
+        return ExpertGroups(
+            order=order, inverse=inverse, sizes=tuple(sizes), choices=choices.shape[1]
+        )
 
 
 class _Dispatch(torch.autograd.Function):
@@ -51,7 +55,8 @@ class _Dispatch(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (inverse,) = ctx.saved_tensors
         rows = gradient.index_select(0, inverse)
-        return rows.view(-1, ctx.choices, rows.shape[1]).sum(dim=1), None, None, None
+        rows = rows.view(rows.shape[0] // ctx.choices, ctx.choices, rows.shape[1])
+        return rows.sum(dim=1), None, None, None
 
 
 class _Permute(torch.autograd.Function):
@@ -71,9 +76,14 @@ class _Permute(torch.autograd.Function):
 
 def dispatch(tokens: torch.Tensor, groups: ExpertGroups) -> torch.Tensor:
     """Rows of ``tokens`` ``[T, H]`` in expert-major order: ``[T * k, H]``."""
-    choices = groups.order.numel() // max(tokens.shape[0], 1)
-    rows: torch.Tensor = _Dispatch.apply(tokens, groups.order, groups.inverse, choices)  # type: ignore[no-untyped-call]
+    rows: torch.Tensor = _Dispatch.apply(tokens, groups.order, groups.inverse, groups.choices)  # type: ignore[no-untyped-call]
     return rows
+
+
+def permute(rows: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    """``rows`` ``[R, H]`` in another order: ``order`` and its ``inverse`` are ``[R]`` each."""
+    permuted: torch.Tensor = _Permute.apply(rows, order, inverse)  # type: ignore[no-untyped-call]
+    return permuted
 
 
 def combine(rows: torch.Tensor, weights: torch.Tensor, groups: ExpertGroups) -> torch.Tensor:
@@ -82,6 +92,6 @@ def combine(rows: torch.Tensor, weights: torch.Tensor, groups: ExpertGroups) -> 
     The result is ``[T, H]`` in the dtype of ``rows``; products and sums are taken in the wider of
     the two dtypes, experts in increasing order.
     """
-    back: torch.Tensor = _Permute.apply(rows, groups.inverse, groups.order)  # type: ignore[no-untyped-call]
-    weighted = back.view(*weights.shape, -1) * weights.unsqueeze(-1)
+    back = permute(rows, groups.inverse, groups.order)
+    weighted = back.view(*weights.shape, rows.shape[1]) * weights.unsqueeze(-1)
     return weighted.sum(dim=1).to(rows.dtype)

@@ -9,7 +9,8 @@ width W a token::
     attention            eH + e(2Q + 2K) + 4 heads, and the norms of queries and keys
     dense MLP            eH + 4eI
     mixture of experts   4H + 4E + 36k + 2ekH + 4ekW; a shared expert of width S: 2eH + 4eS + e,
-                         where in fp32 its input is the router's and counts once
+                         where in fp32 its input is the router's and counts once; experts shared
+                         by several ranks: 16k, with the rows of as many tokens as a rank has
     layer                two norms of width H, attention, MLP
 
 The masks of sliding windows and of packed documents, and what depends on the vocabulary, come on
@@ -38,6 +39,9 @@ class Kernels:
 
     fused_norm: bool
     """Whether the norm's kernel keeps its input alone (CUDA)."""
+
+    shared_experts: bool = False
+    """Whether ranks share experts, and a rank's experts see the rows of others."""
 
     def norm(self, width: int, rows: int = 1) -> int:
         """Bytes that the norm of ``rows`` vectors of together ``width`` elements keeps."""
@@ -82,6 +86,17 @@ def head_bytes(config: DecoderConfig, element_bytes: int, num_tokens: int) -> in
     return logits + input_gradient + weight_gradient
 
 
+def exchange_bytes(config: DecoderConfig, element_bytes: int, num_tokens: int) -> int:
+    """Bytes of one layer's rows on their way between ranks, as many arriving as leaving.
+
+    They exist as they leave, in the transport, as they arrive, and in the order by expert.
+    """
+    if config.experts is None:
+        return 0
+    rows = num_tokens * config.experts.experts_per_token
+    return 4 * rows * config.hidden_size * element_bytes
+
+
 def _attention(config: DecoderConfig, kernels: Kernels) -> int:
     e, heads, keys = kernels.element_bytes, config.num_heads, config.num_key_value_heads
     q_width, k_width = heads * config.head_dim, keys * config.head_dim
@@ -100,6 +115,8 @@ def _experts(experts: ExpertsConfig, hidden: int, kernels: Kernels) -> int:
     e, k = kernels.element_bytes, experts.experts_per_token
     kept = FP32_BYTES * (hidden + experts.num_experts + k) + 4 * k * INDEX_BYTES
     kept += 2 * e * k * hidden + 4 * e * k * experts.intermediate_size
+    if kernels.shared_experts:
+        kept += 2 * k * INDEX_BYTES
     if experts.shared_intermediate_size is not None:
         inputs = 1 if e == FP32_BYTES else 2
         kept += inputs * e * hidden + 4 * e * experts.shared_intermediate_size + e

@@ -12,7 +12,7 @@ import torch
 from shoal.fsdp import GlobalLayout, Partial, Placement, Placements, Replicate, Shard
 
 Layers = Literal["dense", "expert"]
-Deed = Literal["all_gather", "reduce_scatter", "all_reduce"]
+Deed = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,9 @@ def decoder_groups(
         unit.path: "expert" if unit.expert else "dense" for unit in decoder_units(config)
     }
     shapes = _owned_shapes(config, list(kinds))
+    for unit, kind in kinds.items():
+        if kind == "expert":
+            shapes[unit] = [_part(shape, topology.expert) for shape in shapes[unit]]
     return tuple(
         Group(
             unit=unit,
@@ -49,6 +52,11 @@ def _owned_shapes(config: DecoderConfig, units: list[str]) -> dict[str, list[tor
             owner = owner.rpartition(".")[0]
         shapes[owner].append(shape)
     return shapes
+
+
+def _part(shape: torch.Size, degree: int) -> torch.Size:
+    """What one of ``degree`` ranks that share a layer's experts keeps of such a matrix."""
+    return torch.Size([shape[0] // degree, *shape[1:]])
 
 
 def _place(unit: str) -> list[tuple[int, str]]:

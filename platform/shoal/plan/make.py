@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shoal.config import Config
 from shoal.models import DecoderConfig, parameter_shapes
-from shoal.plan.activations import Kernels, activation_bytes, head_bytes
+from shoal.plan.activations import Kernels, activation_bytes, exchange_bytes, head_bytes
 from shoal.plan.batches import Batches
 from shoal.plan.group import Formats, Group
 from shoal.plan.groups import decoder_groups
@@ -21,7 +21,7 @@ from shoal.plan.memory import (
 from shoal.plan.plan import Plan
 from shoal.plan.precision import Precision, resolve_device, resolve_precision
 from shoal.plan.refusals import check
-from shoal.plan.traffic import step_traffic
+from shoal.plan.traffic import Traffic, expert_traffic, step_traffic
 from shoal.topology import Topology
 
 
@@ -53,7 +53,10 @@ def make_plan(config: Config, machine: Machine | None = None) -> Plan:
         batches=batches,
         levels={"dense": config.sharding.dense, "expert": config.sharding.expert},
         memory=_memory(config, decoder, topology, groups, precision, batches, device),
-        traffic=step_traffic(groups, batches.num_microbatches),
+        traffic=(
+            *step_traffic(groups, batches.num_microbatches),
+            *_expert_traffic(config, decoder, topology, precision, batches),
+        ),
     )
 
 
@@ -63,6 +66,26 @@ def _formats(precision: Precision) -> Formats:
         compute=precision.compute,
         gradients=precision.main_gradients,
         reduce=precision.reduce,
+    )
+
+
+def _expert_traffic(
+    config: Config,
+    decoder: DecoderConfig,
+    topology: Topology,
+    precision: Precision,
+    batches: Batches,
+) -> tuple[Traffic, ...]:
+    """What tokens that visit the experts of other ranks add."""
+    if decoder.experts is None or topology.expert == 1:
+        return ()
+    rows = batches.micro_batch * batches.seq_len * decoder.experts.experts_per_token
+    return expert_traffic(
+        degree=topology.expert,
+        num_experts=decoder.experts.num_experts,
+        num_visits=batches.num_microbatches * sum(decoder.sparse_layers),
+        row_bytes=rows * decoder.hidden_size * precision.compute.itemsize,
+        recompute=config.train.recompute == "layer",
     )
 
 
@@ -76,7 +99,11 @@ def _memory(
     device: str,
 ) -> tuple[RankMemory, ...]:
     """Bytes of every rank. Ranks differ only in the rows that they hold, and so in the moments."""
-    kernels = Kernels(element_bytes=precision.compute.itemsize, fused_norm=device == "cuda")
+    kernels = Kernels(
+        element_bytes=precision.compute.itemsize,
+        fused_norm=device == "cuda",
+        shared_experts=topology.expert > 1,
+    )
     num_tokens = batches.micro_batch * batches.seq_len
     recompute = config.train.recompute == "layer"
     alike = {
@@ -88,6 +115,9 @@ def _memory(
         Kind.ACCUMULATION: sum(g.accumulation_bytes(batches.num_microbatches) for g in groups),
         Kind.ACTIVATIONS: activation_bytes(decoder, kernels, num_tokens, recompute=recompute),
         Kind.HEAD: head_bytes(decoder, kernels.element_bytes, num_tokens),
+        Kind.EXCHANGE: exchange_bytes(decoder, kernels.element_bytes, num_tokens)
+        if topology.expert > 1
+        else 0,
     }
     ranks = []
     for rank in range(topology.world_size):

@@ -9,6 +9,7 @@ come on top:
     accumulation    sums over microbatches, where they cannot use the memory of the gradients
     activations     see ``shoal.plan.activations``
     head            a chunk of logits and the gradients that the loss computes ahead
+    exchange        rows on their way to experts that ranks share, of an even routing
 
 The peak is the sum of all. It is an upper estimate: not all of them are at their largest at once.
 """
@@ -37,6 +38,7 @@ class Kind(StrEnum):
     ACCUMULATION = "accumulation"
     ACTIVATIONS = "activations"
     HEAD = "head"
+    EXCHANGE = "exchange"
 
 
 AT_REST = (Kind.MAIN_WEIGHTS, Kind.COMPUTE_WEIGHTS, Kind.GRADIENTS, Kind.MOMENTS)

@@ -17,6 +17,7 @@ from shoal.data import check_vocabulary, load_tokenizer, plan_sources, tokenizer
 from shoal.errors import ConfigError, ConfigErrors
 from shoal.fsdp import placements_for
 from shoal.models import DecoderConfig, HFWeights
+from shoal.parallel.expert import check_expert_degree
 from shoal.plan.batches import Batches
 from shoal.plan.machine import Machine
 from shoal.plan.model import read_decoder_config
@@ -85,11 +86,26 @@ def _tensor(facts: Facts) -> Iterator[ConfigError]:
 
 
 def _later_degrees(facts: Facts) -> Iterator[ConfigError]:
-    for name in ("pipeline", "context", "expert"):
+    for name in ("pipeline", "context"):
         degree = getattr(facts.config.parallel, name)
         if degree != 1:
             problem = f"{name} parallelism is not available in this version"
             yield ConfigError(f"parallel.{name}", degree, problem, "Set it to 1")
+
+
+def _experts(facts: Facts) -> Iterator[ConfigError]:
+    degree = facts.config.parallel.expert
+    if facts.decoder is None or degree == 1:
+        return
+    experts = facts.decoder.experts
+    if experts is None:
+        problem = f"no layer of this {facts.decoder.model_type} model has experts to share"
+        yield ConfigError("parallel.expert", degree, problem, "Set it to 1")
+        return
+    try:
+        check_expert_degree(experts.num_experts, degree)
+    except ConfigError as error:
+        yield error
 
 
 def _levels(facts: Facts) -> Iterator[ConfigError]:
@@ -188,6 +204,7 @@ def _resume(facts: Facts) -> Iterator[ConfigError]:
 RULES: tuple[Callable[[Facts], Iterator[ConfigError]], ...] = (
     _tensor,
     _later_degrees,
+    _experts,
     _levels,
     _batch,
     _context,

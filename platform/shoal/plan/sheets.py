@@ -146,8 +146,16 @@ def _traffic(plan: Plan) -> Sheet:
         header=("collective", "of", "axis", "ranks", "count", "payload", "sent"),
         rows=rows,
         numeric=frozenset({3, 4, 5, 6}),
-        note="" if rows else "none: no axis has more than one rank",
+        note=_traffic_note(plan),
     )
+
+
+def _traffic_note(plan: Plan) -> str:
+    if not plan.traffic:
+        return "none: no axis has more than one rank"
+    if any(traffic.stream.what == "tokens" for traffic in plan.traffic):
+        return "Tokens as of an even routing; which experts they visit is known in the run only."
+    return ""
 
 
 def _dtype(dtype: object) -> str:

@@ -27,6 +27,7 @@ _COLORS = {
     Kind.ACCUMULATION: "#a2d9ce",
     Kind.ACTIVATIONS: "#f5b041",
     Kind.HEAD: "#dc7633",
+    Kind.EXCHANGE: "#af601a",
 }
 
 

@@ -3,7 +3,9 @@
 With M microbatches every unit brings its weights together twice a microbatch (forward, backward)
 where they rest in parts, and once a step where only their optimizer state is in parts; gradients
 are reduced after each microbatch as far as they rest in parts, and the rest of the way once.
-The few scalars of the loss and of the gradient's norm are left out.
+Where ranks share experts, every visit of a layer's tokens to them takes one small all-gather of
+counts, and an all-to-all there and one back; backward takes both ways again, and recomputation
+repeats the forward. The few scalars of the loss and of the gradient's norm are left out.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal.plan.group import Deed, Group, Layers, Move
-from shoal.topology import MESH_AXES
+from shoal.topology import MESH_AXES, Axis
 
-What = Literal["weights", "gradients"]
+What = Literal["weights", "gradients", "tokens", "counts"]
+
+COUNT_BYTES = 8
+"""Of the number of rows for one expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +33,7 @@ class Stream:
     deed: Deed
 
     axis: str
-    """``outer`` or ``inner``."""
+    """``outer`` or ``inner``, or ``expert`` for ranks that share experts."""
 
     group_size: int
     """Ranks that take part."""
@@ -44,7 +49,9 @@ class Traffic:
     """Collectives in a step."""
 
     payload_bytes: int
-    """Bytes of their larger sides together: what is gathered, or what is reduced."""
+    """Bytes of their larger sides together: what is gathered, what is reduced, or what goes from
+    one rank to all. How many tokens visit which expert is known in the run only: this is what each
+    rank has to send in an even routing, and the mean over the ranks in any."""
 
     @property
     def sent_bytes(self) -> int:
@@ -73,6 +80,37 @@ def step_traffic(groups: Sequence[Group], num_microbatches: int) -> tuple[Traffi
         Traffic(stream=stream, count=counts[stream], payload_bytes=payloads[stream])
         for stream in counts
     )
+
+
+def expert_traffic(
+    *, degree: int, num_experts: int, num_visits: int, row_bytes: int, recompute: bool
+) -> tuple[Traffic, ...]:
+    """What ``degree`` ranks that share experts move in a step.
+
+    Args:
+        num_visits: Of sparse layers in forward, over all microbatches.
+        row_bytes: Of what a rank's tokens of one microbatch take to their experts.
+        recompute: Whether backward computes the forward again.
+    """
+    forwards = 2 if recompute else 1
+    counts, ways = num_visits * forwards, num_visits * (2 * forwards + 2)
+    return (
+        Traffic(
+            stream=_expert_stream("counts", "all_gather", degree),
+            count=counts,
+            payload_bytes=counts * degree * num_experts * COUNT_BYTES,
+        ),
+        Traffic(
+            stream=_expert_stream("tokens", "all_to_all", degree),
+            count=ways,
+            payload_bytes=ways * row_bytes,
+        ),
+    )
+
+
+def _expert_stream(what: What, deed: Deed, degree: int) -> Stream:
+    axis = Axis.EXPERT.value
+    return Stream(layers="expert", what=what, deed=deed, axis=axis, group_size=degree)
 
 
 def _moves(group: Group, num_microbatches: int) -> Iterator[tuple[What, int, Move]]:

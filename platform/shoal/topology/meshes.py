@@ -1,10 +1,11 @@
-"""Torch meshes over the data-parallel ranks of a stage, for dense and for expert layers."""
+"""Torch meshes over the data-parallel ranks of a stage, and the groups beside them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal.errors import WorkError
@@ -15,7 +16,10 @@ MESH_AXES = ("outer", "inner")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meshes:
-    """The two meshes that parameters are sharded over, each two-dimensional (``MESH_AXES``)."""
+    """The two meshes that parameters are sharded over, each two-dimensional (``MESH_AXES``).
+
+    Beside them stands the group in which tokens travel.
+    """
 
     dense: DeviceMesh
     """Ranks that hold equal dense layers, ``[outer, inner]``."""
@@ -23,6 +27,10 @@ class Meshes:
     expert: DeviceMesh
     """Ranks that hold equal experts, ``[expert_outer, expert_inner]``; the dense mesh itself where
     the two hold the same ranks, so that no communicator exists twice."""
+
+    expert_group: ProcessGroup | None
+    """Ranks that share one set of experts, in the order of their parts of it; ``None`` where each
+    rank has all of them."""
 
 
 def build_meshes(
@@ -48,13 +56,14 @@ def build_meshes(
         )
     dense_mesh = _stage_mesh(device_type, dense, ("pipeline", *MESH_AXES))
     if expert[-1] == 1:
-        return Meshes(dense=dense_mesh, expert=dense_mesh)
-    expert_mesh = _stage_mesh(device_type, expert, ("pipeline", *MESH_AXES, "expert"))
-    return Meshes(dense=dense_mesh, expert=expert_mesh)
+        return Meshes(dense=dense_mesh, expert=dense_mesh, expert_group=None)
+    names = ("pipeline", *MESH_AXES, "expert")
+    whole = init_device_mesh(device_type, expert, mesh_dim_names=names)
+    return Meshes(dense=dense_mesh, expert=whole[MESH_AXES], expert_group=whole.get_group("expert"))
 
 
 def _stage_mesh(device_type: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
-    if sizes[0] == 1 and len(sizes) == len(MESH_AXES) + 1:
-        return init_device_mesh(device_type, sizes[1:], mesh_dim_names=MESH_AXES)
+    if sizes[0] == 1:
+        return init_device_mesh(device_type, sizes[1:], mesh_dim_names=names[1:])
     whole = init_device_mesh(device_type, sizes, mesh_dim_names=names)
-    return whole[MESH_AXES]
+    return whole[names[1:]]
