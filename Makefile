@@ -1,4 +1,4 @@
-# Two commands do everything, set-up included: `make demo` and `make test`.
+# Each command does everything, set-up included: `make demo`, `make serve`, `make test`.
 # They need Python >= 3.11 and nothing that compiles.
 
 PYTHON ?= python3
@@ -11,7 +11,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test bench bench-engine bench-serve storm-serve lint format docs clean
+.PHONY: help demo serve test bench bench-engine bench-serve storm-serve fuzz-serve lint format docs clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -33,7 +33,7 @@ demo: $(READY)  ## fine-tune SmolLM2-135M on this machine, export it, serve it, 
 runs/input/smollm2: | $(READY)
 	$(RUN) -m shoal import smollm2 $@
 
-serve: $(READY) $(filter runs/input/smollm2,$(MODEL))  ## serve the demo's model, or SmolLM2, until Ctrl-C
+serve: $(READY) $(filter runs/input/smollm2,$(MODEL))  ## serve the demo's model, or SmolLM2, with a console
 	$(RUN) -m shoal serve $(MODEL)
 
 test: export OMP_NUM_THREADS = 1
@@ -61,6 +61,10 @@ bench-serve: $(READY)  ## clients over HTTP side by side with the engine alone
 storm-serve: export OMP_NUM_THREADS = 1
 storm-serve: $(READY)  ## 1,000 clients that leave a server at random moments
 	$(RUN) -m tests.deployments.storm
+
+fuzz-serve: export OMP_NUM_THREADS = 1
+fuzz-serve: $(READY)  ## 10,000 requests, good, spoiled and senseless, to a server
+	$(RUN) -m tests.deployments.fuzz
 
 lint: $(READY)  ## style, types and the layer contract
 	$(RUN) -m ruff check .

@@ -115,10 +115,13 @@ def wait_until(holds: Callable[[], bool], within_s: float) -> None:
 
 @contextmanager
 def shoal_serve(
-    folder: Path, *overrides: str, environment: Mapping[str, str] | None = None
+    folder: Path,
+    *overrides: str,
+    environment: Mapping[str, str] | None = None,
+    **changes: Any,
 ) -> Iterator[Running]:
-    """``shoal serve`` until the end of the block."""
-    model = write_model(folder / NAME)
+    """``shoal serve`` until the end of the block; ``changes`` are laid over the model's config."""
+    model = write_model(folder / NAME, **changes)
     arguments = ["serve", str(model), "--set", "serve.port=0"]
     for override in overrides:
         arguments += ["--set", override]
@@ -139,7 +142,17 @@ def shoal_serve(
 
 
 def engine_pids(running: Running) -> list[int]:
-    """Processes of the engines under this server, whose names Ray sets."""
+    """Processes of the engines under this server."""
+    return _pids(running, "ray::EngineActor")
+
+
+def frontend_pids(running: Running) -> list[int]:
+    """Processes of its frontends."""
+    return _pids(running, "ray::ServeReplica")
+
+
+def _pids(running: Running, prefix: str) -> list[int]:
+    """Processes under this server with a name, which Ray sets, that begins like this."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -147,6 +160,6 @@ def engine_pids(running: Running) -> list[int]:
             mine = running.process.mark.encode() in (folder / "environ").read_bytes()
         except OSError:  # it ended meanwhile, or is another user's
             continue
-        if name.startswith(b"ray::EngineActor") and mine:
+        if name.startswith(prefix.encode()) and mine:
             found.append(int(folder.name))
     return sorted(found, key=lambda pid: os.stat(f"/proc/{pid}").st_ctime)

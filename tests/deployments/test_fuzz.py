@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -14,11 +13,10 @@ from hypothesis import HealthCheck, given, settings
 
 from shoal.config import ServeSettings
 from shoal_deployments.app import build_app
+from tests.deployments.bodies import PATHS, bodies, spoiled
 from tests.deployments.fake_engine import FakeEngine
-from tests.deployments.json_schema import JUNK, TEXT, values_of
 from tests.deployments.server import Served, events, serve
 
-PATHS = ("/v1/completions", "/v1/chat/completions")
 RUN = settings(
     max_examples=100,
     deadline=None,
@@ -34,21 +32,6 @@ def _document() -> dict[str, Any]:
     return document
 
 
-@st.composite
-def _bodies(draw: st.DrawFn, path: str) -> dict[str, Any]:
-    """A body by the schema; half of them with a field or two that are anything."""
-    operation = _document()["paths"][path]["post"]
-    schema = operation["requestBody"]["content"]["application/json"]["schema"]
-    body: dict[str, Any] = draw(values_of(schema, _document()))
-    body["model"] = "tiny"
-    body.setdefault("max_tokens", 5)
-    if draw(st.booleans()):
-        for _ in range(draw(st.integers(1, 2))):
-            name = draw(st.one_of(st.sampled_from(sorted(body)), TEXT))
-            body[name] = draw(JUNK)
-    return body
-
-
 @pytest.fixture(scope="module")
 def fuzzed() -> Iterator[Served]:
     """One server for all examples."""
@@ -60,7 +43,7 @@ def fuzzed() -> Iterator[Served]:
 @RUN
 @given(data=st.data())
 def test_requests_by_the_schema(fuzzed: Served, path: str, data: st.DataObject) -> None:
-    body = data.draw(_bodies(path))
+    body = data.draw(bodies(path, _document(), "tiny"))
     response = fuzzed.http.post(path, json=body)
     assert response.status_code in (200, 400, 404), response.text
     if response.status_code == 200:
@@ -95,11 +78,9 @@ def test_any_bytes(fuzzed: Served, body: bytes, path: str) -> None:
 @settings(RUN, max_examples=50)
 @given(data=st.data(), path=st.sampled_from(PATHS))
 def test_cut_and_spoiled_json(fuzzed: Served, data: st.DataObject, path: str) -> None:
-    text = json.dumps(data.draw(_bodies(path))).encode()
-    place = data.draw(st.integers(0, len(text) - 1))
-    spoiled = text[:place] + data.draw(st.binary(max_size=3)) + text[place + 1 :]
+    text = data.draw(spoiled(path, _document(), "tiny"))
     headers = {"Content-Type": "application/json"}
-    response = fuzzed.http.post(path, content=spoiled, headers=headers)
+    response = fuzzed.http.post(path, content=text, headers=headers)
     assert response.status_code in (200, 400, 404), response.text
 
 

@@ -23,7 +23,7 @@ NAN, INFINITY = float("nan"), float("inf")
         *(("top_k", value) for value in (-1, 1.0)),
         *(("top_p", value) for value in (0.0, 1.1, NAN, -INFINITY)),
         *(("min_p", value) for value in (-0.1, 1.1, NAN)),
-        *(("repetition_penalty", value) for value in (0.0, -1.0, NAN, INFINITY)),
+        *(("repetition_penalty", value) for value in (0.0, 1e-30, 101.0, -1.0, NAN, INFINITY)),
         *(("presence_penalty", value) for value in (-2.1, 2.1, NAN)),
         *(("frequency_penalty", value) for value in (-2.1, 2.1, NAN)),
         *(("seed", value) for value in (-1, 2**63, True, 1.0, "1")),

@@ -98,7 +98,7 @@ class GenerationBody(Body):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     """Subtracted once for each time that a token was seen in the answer."""
 
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     """Divides positive and multiplies negative logits of tokens seen in prompt or answer."""
 
     logit_bias: LogitBias = None

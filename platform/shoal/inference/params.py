@@ -43,7 +43,8 @@ class SamplingParams:
     """Keep tokens at least this many times as likely as the likeliest, in [0, 1]."""
 
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens seen in prompt or answer."""
+    """Divides positive and multiplies negative logits of tokens seen in prompt or answer, in
+    [0.01, 100]."""
 
     presence_penalty: float = 0.0
     """Subtracted from the logits of tokens seen in the answer, in [-2, 2]."""
@@ -87,7 +88,7 @@ class SamplingParams:
         _check_number("temperature", self.temperature, 0.0, 1e6)
         _check_number("top_p", self.top_p, 0.0, 1.0, low_is_open=True)
         _check_number("min_p", self.min_p, 0.0, 1.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 1e6, low_is_open=True)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         self._check_tokens()
