@@ -34,6 +34,7 @@ def build_app(engine: EngineClient, tokenizer: Tokenizer, settings: ServeSetting
         engine=engine,
         tokenizing=Tokenizing(tokenizer),
         limits=settings.limits,
+        journal=settings.journal,
         admission=Admission(settings.limits),
         metrics=metrics,
     )

@@ -36,12 +36,12 @@ def build(tree: dict[str, Any]) -> serve.Application:
 
 def build_application(config: ServeConfig) -> serve.Application:
     """The application that serves ``config``'s model."""
-    settings = config.serve
+    settings = config.placed
     engines = [
         DeploymentActorConfig(
             name=engine_name(place),
             actor_class=ray.remote(EngineActor),
-            init_kwargs={"folder": str(config.folder), "settings": settings},
+            init_kwargs={"folder": str(config.folder), "settings": settings, "place": place},
             actor_options={"num_cpus": settings.threads, "max_concurrency": 10_000},
         )
         for place in range(settings.replicas)

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from shoal.errors import WorkError
+from shoal.errors import ConfigError, WorkError
+from shoal.inference.journal import JournalStats
 from shoal.inference.limits import Limits
 from shoal.inference.protocol import Stats
 from shoal.inference.request import Request
@@ -27,6 +28,12 @@ class EngineUnavailable(WorkError):
 
 class EngineFailed(WorkError):
     """A step failed, and the request with it; answered with 500."""
+
+
+def other_fingerprint(fingerprint: str) -> ConfigError:
+    """The refusal to go on with a stream whose bits nobody here computes."""
+    problem = "no engine here has the kernels that it began with, so the bits might differ"
+    return ConfigError("Last-Event-ID", fingerprint, problem, "Leave the header out to begin anew")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +49,9 @@ class ModelCard:
     limits: Limits
     """What every replica takes; requests are checked against it before they are submitted."""
 
+    weights: str = ""
+    """Tells these weights from others under the same name."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaStats:
@@ -55,6 +65,9 @@ class ReplicaStats:
 
     certificate: Mapping[str, Any] = field(default_factory=dict)
     """What was proven of its kernels when it loaded; plain JSON values."""
+
+    journal: JournalStats | None = None
+    """Unset where no journal is kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,8 +92,12 @@ class EngineClient(Protocol):
         """The model; the same for as long as the application runs."""
         ...
 
-    async def submit(self, requests: Sequence[Request], mailbox: Mailbox) -> str | None:
+    async def submit(
+        self, requests: Sequence[Request], mailbox: Mailbox, fingerprint: str | None = None
+    ) -> str | None:
         """Hand over the requests of one client, all of them or none.
+
+        With ``fingerprint`` they go only where kernels with that one compute them.
 
         Returns once the engines have taken them, with the fingerprint of the kernels that compute
         them, to the end: replicas with the same one give the same bits. None where nothing was
@@ -89,7 +106,7 @@ class EngineClient(Protocol):
         ``mailbox.fail``. May be cancelled at any point: the caller aborts all ids afterwards.
 
         Raises:
-            ConfigError: an engine refuses a request.
+            ConfigError: an engine refuses a request, or none has that ``fingerprint``.
             Overloaded: no queue has room; answered with 429.
             EngineUnavailable: no replica takes requests.
         """

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.errors import ConfigError, Overloaded, WorkError
+from shoal.inference.journal import JournalFull
 from shoal.inference.protocol import Output
 from shoal.inference.request import Request
 from shoal_actors.engine import EngineLink, LinkState, Load, Router
@@ -24,6 +25,7 @@ from shoal_deployments.engine_client import (
     ModelCard,
     ReplicaHealth,
     ReplicaStats,
+    other_fingerprint,
 )
 from shoal_deployments.mailbox import Mailbox
 
@@ -59,9 +61,12 @@ class _Held:
 class Engines:
     """An ``EngineClient`` over the engine actors that ``finders`` find."""
 
-    def __init__(self, name: str, created: int, finders: Sequence[Callable[[], Any]]) -> None:
+    def __init__(
+        self, name: str, created: int, finders: Sequence[Callable[[], Any]], weights: str = ""
+    ) -> None:
         self._name = name
         self._created = created
+        self._weights = weights
         self._links = [EngineLink(place, find, self) for place, find in enumerate(finders)]
         self._held: dict[str, _Held] = {}
         self._card: ModelCard | None = None
@@ -71,10 +76,16 @@ class Engines:
 
     @classmethod
     async def connect(
-        cls, finders: Sequence[Callable[[], Any]], *, name: str, created: int, timeout_s: float
+        cls,
+        finders: Sequence[Callable[[], Any]],
+        *,
+        name: str,
+        created: int,
+        weights: str,
+        timeout_s: float,
     ) -> Engines:
         """Connect to all engines; EngineUnavailable where one does not answer in time."""
-        engines = cls(name, created, finders)
+        engines = cls(name, created, finders, weights)
         for link in engines._links:
             link.start()
         try:
@@ -99,11 +110,18 @@ class Engines:
         assert self._card is not None, "connect makes it"
         return self._card
 
-    async def submit(self, requests: Sequence[Request], mailbox: Mailbox) -> str | None:
+    async def submit(
+        self, requests: Sequence[Request], mailbox: Mailbox, fingerprint: str | None = None
+    ) -> str | None:
         """See ``EngineClient``; the requests of one client go to one engine."""
         names = self._names(requests[0])
-        is_full = False
+        promises = [None if link.facts is None else link.facts.promise for link in self._links]
+        if fingerprint is not None and fingerprint not in promises:
+            raise other_fingerprint(fingerprint)
+        is_full, problem = False, "No engine takes requests at the moment."
         for place in self._ranked(names):
+            if fingerprint not in (None, promises[place]):
+                continue
             held = self._hold(requests, mailbox, place)
             try:
                 await self._links[place].submit(requests)
@@ -112,6 +130,8 @@ class Engines:
             except ConfigError:
                 self._release(held)
                 raise
+            except JournalFull as error:
+                problem = str(error)
             except WorkError as error:
                 logger.warning("%s", error)
             else:
@@ -121,7 +141,7 @@ class Engines:
             self._release(held)
         if is_full:
             raise Overloaded("The queues of all engines are full.")
-        raise EngineUnavailable("No engine takes requests at the moment.")
+        raise EngineUnavailable(problem)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """See ``EngineClient``."""
@@ -142,6 +162,7 @@ class Engines:
                 stats=pulse.stats,
                 migrated=self._num_moved[link.place],
                 certificate=link.facts.certificate,
+                journal=pulse.journal,
             )
             for link, pulse in zip(self._links, pulses, strict=True)
             if pulse is not None and link.facts is not None
@@ -228,6 +249,7 @@ class Engines:
         self._card = ModelCard(
             name=self._name,
             created=self._created,
+            weights=self._weights,
             # What the one with the least memory takes, any of them does.
             limits=min((each.limits for each in facts), key=lambda limits: limits.num_blocks),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from functools import partial
@@ -14,6 +15,7 @@ from shoal.inference.loading import served_tokenizer
 from shoal_deployments.app import build_app
 from shoal_deployments.disconnects import Disconnects
 from shoal_deployments.engines import Engines
+from shoal_deployments.weights_mark import weights_mark
 
 CONNECT_TIMEOUT_S = 60.0
 """What engines that are ready may take to answer for the first time."""
@@ -43,6 +45,7 @@ class Frontend:
             finders,
             name=config.served_name,
             created=int((config.folder / "config.json").stat().st_mtime),
+            weights=await asyncio.to_thread(weights_mark, config.folder),
             timeout_s=CONNECT_TIMEOUT_S,
         )
         app = build_app(engines, self._tokenizer, config.serve)

@@ -8,17 +8,18 @@
 | ``shoal_time_to_first_token_seconds`` | | from the request's head to its first token |
 | ``shoal_prompt_tokens_total`` | | tokens of accepted prompts |
 | ``shoal_generated_tokens_total`` | | tokens received from the engines |
-| ``shoal_engine_*`` | replica | each number of ``/stats`` |
+| ``shoal_engine_*`` | replica | each number of ``/stats``, those of the journals included |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from shoal.inference.journal import JournalStats
 from shoal.inference.protocol import Stats
 from shoal_deployments.engine_client import ReplicaStats
 
@@ -31,6 +32,9 @@ _GAUGES = frozenset(
         "kv_blocks_total",
         "kv_blocks_free",
         "kv_blocks_cached",
+        "journal_pending",
+        "journal_oldest_s",
+        "journal_failing",
     }
 )
 
@@ -80,17 +84,20 @@ class _Engines:
     def collect(self) -> Iterator[Metric]:
         """One family for each number."""
         for field in fields(Stats):
-            name = f"shoal_engine_{field.name}"
             values = {each.replica: getattr(each.stats, field.name) for each in self._replicas}
-            yield _family(name, values, is_gauge=field.name in _GAUGES)
-        migrated = {each.replica: each.migrated for each in self._replicas}
-        yield _family("shoal_engine_migrated", migrated, is_gauge=False)
+            yield _family(field.name, values)
+        yield _family("migrated", {each.replica: each.migrated for each in self._replicas})
+        journals = {each.replica: each.journal for each in self._replicas if each.journal}
+        if journals:
+            for field in fields(JournalStats):
+                values = {name: getattr(journals[name], field.name) for name in journals}
+                yield _family(f"journal_{field.name}", values)
 
 
-def _family(name: str, values: dict[str, int], *, is_gauge: bool) -> Metric:
-    kind = GaugeMetricFamily if is_gauge else CounterMetricFamily
-    what = f"{name.removeprefix('shoal_engine_').replace('_', ' ').capitalize()} of each replica."
-    family = kind(name, what, labels=("replica",))
+def _family(name: str, values: Mapping[str, float]) -> Metric:
+    kind = GaugeMetricFamily if name in _GAUGES else CounterMetricFamily
+    what = f"{name.replace('_', ' ').capitalize()} of each replica."
+    family = kind(f"shoal_engine_{name}", what, labels=("replica",))
     for replica, value in values.items():
         family.add_metric((replica,), value)
     return family

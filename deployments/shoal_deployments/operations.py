@@ -78,9 +78,11 @@ async def _in_time(answer: Awaitable[T]) -> T:
 
 
 def _plain(replica: ReplicaStats) -> dict[str, Any]:
+    journal = {} if replica.journal is None else asdict(replica.journal)
     return {
         "replica": replica.replica,
         **asdict(replica.stats),
+        **{f"journal_{name}": value for name, value in journal.items()},
         "migrated": replica.migrated,
         "certificate": dict(replica.certificate),
     }

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from shoal.config import ServeConfig
 from shoal.errors import ConfigError, WorkError
+from shoal.inference.journal import journal_folder
 from shoal.inference.loading import limits_of, served_tokenizer
 from shoal.models import HFWeights
 from shoal_actors.driver import (
@@ -46,6 +47,9 @@ def run(config: ServeConfig) -> int:
     limits_of(config.folder, config.serve)
     served_tokenizer(config.folder)
     ApiKeys.read(config.serve.auth)
+    if config.serve.journal.dir is not None:
+        for place in range(config.serve.replicas):
+            journal_folder(config.serve.journal, place)
     port = _free_port(config.serve.host, config.serve.port)
     # Being told to end is how serving ends well.
     with (

@@ -8,12 +8,15 @@ from contextlib import contextmanager
 
 import pytest
 
+from shoal.config import JournalSettings
 from shoal.errors import ConfigError, Overloaded, WorkError
 from shoal.inference import Output, Request, SamplingParams, Submission
+from shoal.inference.journal import Journal, JournaledEngine
 from shoal_actors.engine.lease import Leases
 from shoal_actors.engine.loop import EngineLoop
 from shoal_actors.engine.watchdog import Watchdog
 from tests.actors.scripted_engine import ScriptedEngine
+from tests.inference.scripted_store import ScriptedStore
 
 DEADLINE_S = 10.0
 
@@ -106,6 +109,42 @@ def test_an_abort_may_overtake_its_submission() -> None:
         loop.submit([asked("r0"), asked("r1")]).result(DEADLINE_S)
         wait_until(lambda: len(owner.tokens("r1")) == 3)
         assert owner.tokens("r0") == []
+
+
+def test_what_the_journal_holds_comes_when_it_is_stored_or_late() -> None:
+    store = ScriptedStore()
+    store.gate.clear()
+    settings = JournalSettings(dir="unused", fsync="always", ack_timeout_s=1.5)
+    engine, owner = ScriptedEngine(), Owner()
+    journal = Journal(settings, store, progressed=lambda: loop.wake())
+    loop = EngineLoop(JournaledEngine(engine, journal), owner.deliver, owner.failures.append)
+    leases = Leases(time.monotonic)
+    watchdog = Watchdog(
+        loop, leases, lapsed=lambda frontend: None, stalled=lambda s: None, stall_s=60.0
+    )
+
+    def ask(name: str) -> None:
+        params = SamplingParams(max_tokens=3)
+        request = Request(id=name, prompt=(1,), params=params, durable=True)
+        loop.submit([Submission(request=request, frontend="a")]).result(DEADLINE_S)
+        wait_until(lambda: len(owner.tokens(name)) == 2)
+
+    for each in (journal, loop, watchdog):
+        each.start()
+    try:
+        ask("r0")
+        # Nothing is computed any more: only the watchdog, or the journal, can bring the rest.
+        wait_until(lambda: len(owner.tokens("r0")) == 3)
+        assert owner.steps[-1]["a"][0].durable is False
+        ask("r1")
+        store.gate.set()
+        wait_until(lambda: len(owner.tokens("r1")) == 3)
+        assert owner.steps[-1]["a"][0].durable is True
+    finally:
+        store.gate.set()
+        watchdog.stop()
+        loop.stop(DEADLINE_S)
+        journal.close(DEADLINE_S)
 
 
 def test_dropping_a_frontend_gives_up_its_requests_alone() -> None:

@@ -47,7 +47,7 @@ def test_the_file_of_a_training_run_is_checked_as_a_whole(tmp_path: Path) -> Non
         ({"model": {"path": "m", "overrides": {"x": 1}}}, r"model\.overrides = .*config\.json"),
         ({"model": {"path": "m"}, "server": {}}, r"server = .*Did you mean serve"),
         ({"model": {"path": "m"}, "serve": {"port": "x"}}, r"serve\.port = 'x'"),
-        ({"model": {"path": "m"}, "serve": {"journal": {}}}, r"serve\.journal = .*no known key"),
+        ({"model": {"path": "m"}, "serve": {"diary": {}}}, r"serve\.diary = .*no known key"),
     ],
 )
 def test_what_cannot_be_served_is_refused(tree: dict[str, object], words: str) -> None:
@@ -58,3 +58,13 @@ def test_what_cannot_be_served_is_refused(tree: dict[str, object], words: str) -
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
         load_serve_config(tmp_path / "nothing")
+
+
+def test_the_journal_lies_where_the_command_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_serve_config(tmp_path, ["serve.journal.dir=kept"])
+    assert config.placed.journal.dir == str(tmp_path / "kept")
+    assert config.placed.model_copy(update={"journal": config.serve.journal}) == config.serve
+    assert load_serve_config(tmp_path).placed.journal.dir is None

@@ -25,6 +25,7 @@ def served(module_server: Served) -> Iterator[Served]:
     engine.step_s = engine.submit_s = 0.0
     engine.is_stalled = False
     engine.failure = engine.refusal = None
+    engine.durable_problem = engine.journal = None
     engine.fingerprint = "fp1"
     engine.aborted.clear()
     engine.submitted.clear()

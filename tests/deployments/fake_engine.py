@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from shoal.data.tokenizer import Tokenizer, load_tokenizer
 from shoal.errors import Overloaded, ShoalError
 from shoal.inference import ChoiceText, Limits, Output, Request, Stats, TokenLogprob, TokenTexts
+from shoal.inference.journal import JournalStats
 from shoal_deployments.engine_client import (
     EngineUnavailable,
     ModelCard,
     ReplicaHealth,
     ReplicaStats,
+    other_fingerprint,
 )
 from shoal_deployments.mailbox import Mailbox
 
@@ -64,7 +66,8 @@ class FakeEngine:
     """One token for each of ``max_running`` choices per step; a step takes ``step_s``.
 
     ``next_token`` says what is generated. ``failure`` is put into the next step; ``refusal`` is
-    raised by the next submissions; while ``is_stalled`` nothing moves.
+    raised by the next submissions; while ``is_stalled`` nothing moves. ``durable_problem`` is what
+    durable requests end with.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None, limits: Limits | None = None) -> None:
@@ -72,13 +75,15 @@ class FakeEngine:
         limits = limits or Limits(
             vocab_size=257, context_length=512, num_blocks=256, block_size=4, max_waiting=64
         )
-        self.card = ModelCard(name="tiny", created=1_700_000_000, limits=limits)
+        self.card = ModelCard(name="tiny", created=1_700_000_000, limits=limits, weights="w1")
         self.next_token: NextToken = by_hash
         self.step_s = 0.0
         self.submit_s = 0.0
         self.is_stalled = False
         self.failure: str | ShoalError | None = None
         self.refusal: ShoalError | None = None
+        self.durable_problem: str | None = None
+        self.journal: JournalStats | None = None
         self.fingerprint: str | None = "fp1"
         self.aborted: list[str] = []
         self.submitted: list[str] = []
@@ -90,12 +95,16 @@ class FakeEngine:
         self._work = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
 
-    async def submit(self, requests: Sequence[Request], mailbox: Mailbox) -> str | None:
+    async def submit(
+        self, requests: Sequence[Request], mailbox: Mailbox, fingerprint: str | None = None
+    ) -> str | None:
         if self._loop_task is None:
             self._loop_task = asyncio.create_task(self._loop(), name="fake engine")
         await asyncio.sleep(self.submit_s)
         if self.refusal is not None:
             raise self.refusal
+        if fingerprint not in (None, self.fingerprint):
+            raise other_fingerprint(fingerprint)
         new = sum(request.params.n for request in requests)
         if len(self._runs) + new > self.card.limits.max_running + self.card.limits.max_waiting:
             raise Overloaded("The queue is full.")
@@ -135,7 +144,10 @@ class FakeEngine:
             generated_tokens=self._generated,
             steps=self._steps,
         )
-        return [ReplicaStats(replica="0", stats=stats, certificate={"fingerprint": "fp1"})]
+        certificate = {"fingerprint": "fp1"}
+        return [
+            ReplicaStats(replica="0", stats=stats, certificate=certificate, journal=self.journal)
+        ]
 
     async def health(self) -> Sequence[ReplicaHealth]:
         return [ReplicaHealth(replica="0", progresses=not self.is_stalled)]
@@ -237,6 +249,8 @@ class FakeEngine:
             prompt_logprobs=prompt,
             finish_reason=reason,
             stop_reason=why,
+            durable=self.durable_problem is None if run.request.durable else None,
+            durable_problem=self.durable_problem if run.request.durable else None,
         )
 
     def _prompt_logprobs(self, run: _Run) -> tuple[TokenLogprob | None, ...] | None:

@@ -146,7 +146,18 @@ def _run(config: uvicorn.Config, main: Callable[[], Coroutine[Any, Any, None]]) 
 
 def events(response: httpx2.Response) -> list[Any]:
     """What each event of a complete stream holds; ``"[DONE]"`` as text, the rest parsed."""
-    blocks = response.text.split("\n\n")
+    return [content for _, content in events_with_ids(response.text)]
+
+
+def events_with_ids(text: str) -> list[tuple[str | None, Any]]:
+    """Each event of a complete stream and its id, if it has one."""
+    blocks = text.split("\n\n")
     assert blocks.pop() == "", "the last event is not closed by an empty line"
-    data = [block.removeprefix("data: ") for block in blocks if not block.startswith(":")]
-    return [entry if entry == "[DONE]" else json.loads(entry) for entry in data]
+    found = []
+    for block in blocks:
+        *heads, data = (line for line in block.split("\n") if not line.startswith(":"))
+        entry = data.removeprefix("data: ")
+        ids = [head.removeprefix("id: ") for head in heads]
+        content = entry if entry == "[DONE]" else json.loads(entry)
+        found.append((ids[0] if ids else None, content))
+    return found

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from shoal.errors import ConfigError
 from shoal.inference import Limits, Request, SamplingParams
+from shoal.inference.journal import JournalFull
 from shoal_actors.engine import EngineFacts, Pulse
+from shoal_deployments.engine_client import EngineUnavailable
 from shoal_deployments.engines import Engines
 from shoal_deployments.mailbox import Mailbox
 from tests.actors.scripted_engine import ScriptedEngine
@@ -81,3 +84,41 @@ def test_an_engine_that_hangs_does_not_hide_the_others(monkeypatch: pytest.Monke
         return [each.replica for each in await engines.stats()]
 
     assert asyncio.run(ask()) == ["1"]
+
+
+def test_who_goes_on_with_a_stream_gets_an_engine_of_its_fingerprint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ask() -> set[int]:
+        facts = [_facts("one"), _facts("two"), _facts("three", passed=False)]
+        engines = _connected(monkeypatch, facts, [_Actor() for _ in facts])
+        for number in range(9):
+            request = Request(id=str(number), prompt=(number,), params=SamplingParams(max_tokens=8))
+            assert await engines.submit([request], Mailbox(1000), "two") == "two"
+        for unknown in ("three", "four"):
+            request = Request(id=unknown, prompt=(1,), params=SamplingParams(max_tokens=8))
+            with pytest.raises(ConfigError, match="no engine here has the kernels"):
+                await engines.submit([request], Mailbox(1000), unknown)
+        return {held.place for held in engines._held.values()}
+
+    assert asyncio.run(ask()) == {1}
+
+
+def test_a_full_journal_is_told_and_another_engine_is_tried(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask() -> int:
+        facts = [_facts("one"), _facts("one")]
+        actors = [_Actor(), _Actor()]
+        actors[0].submit = _Method(JournalFull("The journal waits for its disk."))
+        engines = _connected(monkeypatch, facts, actors)
+        request = Request(id="r0", prompt=(1,), params=SamplingParams(max_tokens=8))
+        await engines.submit([request], Mailbox(1000))
+        place = engines._held["r0"].place
+        actors[1].submit = actors[0].submit
+        with pytest.raises(EngineUnavailable, match="waits for its disk"):
+            await engines.submit([request], Mailbox(1000))
+        return place
+
+    assert asyncio.run(ask()) == 1
+    assert caplog.text == ""  # it says so itself, once

@@ -95,7 +95,7 @@ def test_a_failing_step(served: Served, failure: Any, status: int, code: str) ->
         lines = response.iter_lines()
         first = next(lines)
         served.engine.failure = failure
-        got = [line.removeprefix("data: ") for line in (first, *lines) if line]
+        got = [line.removeprefix("data: ") for line in (first, *lines) if line.startswith("data: ")]
     assert response.status_code == 200
     assert json.loads(got[-1])["error"]["code"] == code
     assert "[DONE]" not in got and not any("error" in json.loads(line) for line in got[:-1])

@@ -15,6 +15,7 @@ from typing import Any
 import openai
 import pytest
 
+from shoal.inference.journal import read_answers
 from tests.deployments.running import (
     NAME,
     Running,
@@ -22,6 +23,7 @@ from tests.deployments.running import (
     shoal_serve,
     wait_until,
 )
+from tests.deployments.server import events_with_ids
 from tests.deployments.storm import storm
 
 NUM_CLIENTS = 100
@@ -30,15 +32,17 @@ NUM_BURST = 200
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Two engines and two frontends, with queues of few places."""
+    """Two engines and two frontends, with queues of few places and journals."""
+    folder = tmp_path_factory.mktemp("serve")
     overrides = (
         "serve.replicas=2",
         "serve.batch.sequences=4",
         "serve.limits.queue=8",
         "serve.kv.block_tokens=16",
         "serve.kv.tokens=8192",
+        f"serve.journal.dir={folder / 'journal'}",
     )
-    with shoal_serve(tmp_path_factory.mktemp("serve"), *overrides) as running:
+    with shoal_serve(folder, *overrides) as running:
         yield running
 
 
@@ -98,6 +102,46 @@ def test_the_bits_are_those_of_the_engine_itself(running: Running, fields: dict[
             assert choice["logprobs"]["token_logprobs"] == wanted
     finished = [replica["finished"] for replica in running.replicas()]
     assert sum(finished) >= 4
+
+
+def test_what_is_said_to_be_durable_is_in_a_journal(running: Running) -> None:
+    body = {"durable": True, "n": 2, "seed": 9, "max_tokens": 30, "return_token_ids": True}
+    answer = running.complete(**body).json()
+    assert [choice["durable"] for choice in answer["choices"]] == [True, True]
+    answers = read_answers(running.model.parent / "journal")
+    recorded = answers[f"{answer['id']}-0"]
+    assert recorded.request.prompt == tuple(b"Hi") and recorded.request.seed == 9
+    assert recorded.tokens == {choice["index"]: choice["token_ids"] for choice in answer["choices"]}
+    assert recorded.finish_reasons.keys() == {0, 1}
+    replicas = running.replicas()
+    assert sum(replica["journal_written"] for replica in replicas) > 0
+    assert not any(replica["journal_dropped"] for replica in replicas)
+
+
+def test_a_stream_that_broke_goes_on_at_any_frontend_and_engine(running: Running) -> None:
+    body = {"model": NAME, "prompt": "Go on", "max_tokens": 24, "n": 2, "stream": True}
+    body |= {"return_token_ids": True, "stream_options": {"include_usage": True}}
+
+    def ask(last_id: str | None) -> list[tuple[str | None, Any]]:
+        headers = {} if last_id is None else {"Last-Event-ID": last_id}
+        got = events_with_ids(running.http.post("/v1/completions", json=body, headers=headers).text)
+        assert got.pop() == (None, "[DONE]")
+        return got
+
+    def tokens(got: list[tuple[str | None, Any]]) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {0: [], 1: []}
+        for _, content in got:
+            for choice in content["choices"]:
+                found[choice["index"]] += choice["token_ids"]
+        return found
+
+    whole = ask(None)  # without a seed: it travels in the ids
+    for cut in (1, len(whole) // 2, len(whole) - 2):
+        for _ in range(3):
+            rest = ask(whole[cut - 1][0])
+            assert tokens(whole[:cut] + rest) == tokens(whole)
+            assert rest[-1][1]["usage"]["completion_tokens"] == 48
+            assert {content["id"] for _, content in rest} == {whole[0][1]["id"]}
 
 
 def test_seeds_have_their_effect_on_both_routes(running: Running) -> None:

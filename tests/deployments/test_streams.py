@@ -255,4 +255,10 @@ def test_events_are_ascii_lines(served: Served) -> None:
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.content.isascii()
     for block in response.text.split("\n\n")[:-1]:
-        assert len(block.splitlines()) == 1 and block.startswith("data: ")
+        *heads, data = block.splitlines()
+        assert data.startswith("data: ")
+        assert len(heads) == (data != "data: [DONE]") and all(map(_names_an_event, heads))
+
+
+def _names_an_event(line: str) -> bool:
+    return line.startswith("id: ")

@@ -29,6 +29,8 @@ import torch
 
 from shoal.config import ServeSettings
 from shoal.errors import ShoalError, WorkError
+from shoal.inference import StepEngine
+from shoal.inference.journal import JournaledEngine, open_journal
 from shoal.inference.loading import certified, load_engine
 from shoal.inference.protocol import Output, Submission
 from shoal_actors.engine.lease import Leases
@@ -46,8 +48,11 @@ _FAREWELL_S = 1.0
 class EngineActor:
     """Made by Ray; ready once the model is loaded, packed and certified."""
 
-    def __init__(self, folder: str, settings: ServeSettings) -> None:
-        """Raises ConfigError and WorkError as ``load_engine`` does."""
+    def __init__(self, folder: str, settings: ServeSettings, place: int = 0) -> None:
+        """``place`` among the engines names its journal.
+
+        Raises ConfigError and WorkError as ``load_engine`` does, ConfigError for the journal.
+        """
         torch.set_num_threads(settings.threads)
         engine = load_engine(Path(folder), settings)
         certificate = certified(engine)
@@ -58,7 +63,17 @@ class EngineActor:
         )
         self._streams: dict[str, OutputStream] = {}
         self._leases = Leases(time.monotonic)
-        self._loop = EngineLoop(engine, self._deliver, self._fail)
+        self._journal = None
+        journaled: StepEngine = engine
+        if settings.journal.dir is not None:
+            self._journal = open_journal(
+                settings.journal,
+                place,
+                facts={"model": Path(folder).name, "fingerprint": certificate.fingerprint},
+                progressed=lambda: self._loop.wake(),
+            )
+            journaled = JournaledEngine(engine, self._journal)
+        self._loop = EngineLoop(journaled, self._deliver, self._fail)
         self._watchdog = Watchdog(
             self._loop,
             self._leases,
@@ -66,6 +81,8 @@ class EngineActor:
             stalled=self._stalled,
             stall_s=settings.stall_s,
         )
+        if self._journal is not None:
+            self._journal.start()
         self._loop.start()
         self._watchdog.start()
 
@@ -75,7 +92,8 @@ class EngineActor:
 
     async def pulse(self) -> Pulse:
         """The engine at this moment."""
-        return Pulse(stats=self._loop.stats, busy_s=self._loop.busy_s)
+        journal = None if self._journal is None else self._journal.stats()
+        return Pulse(stats=self._loop.stats, busy_s=self._loop.busy_s, journal=journal)
 
     async def outputs(self, frontend: str) -> AsyncIterator[list[Output]]:
         """Connect ``frontend``, whose id nobody used before; ends when its lease does."""

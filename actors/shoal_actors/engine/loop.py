@@ -15,39 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol
 
 from shoal.errors import ShoalError, WorkError
 from shoal.inference.protocol import Output, Stats, Submission
-from shoal.inference.request import Request
+from shoal.inference.step_engine import StepEngine
 
 logger = logging.getLogger(__name__)
-
-
-class StepEngine(Protocol):
-    """What the loop asks of an engine, always in its one thread."""
-
-    @property
-    def has_work(self) -> bool:
-        """Whether ``step`` has something to compute."""
-        ...
-
-    def add(self, request: Request) -> bool:
-        """Queue a request, or refuse it with a ShoalError; False if it was aborted before."""
-        ...
-
-    def abort(self, request_id: str) -> int:
-        """End a request in any state; an unknown id is kept in mind."""
-        ...
-
-    def step(self) -> list[Output]:
-        """Compute one step."""
-        ...
-
-    def stats(self) -> Stats:
-        """Sizes and counters."""
-        ...
-
 
 Deliver = Callable[[Mapping[str, list[Output]]], None]
 
@@ -106,6 +79,10 @@ class EngineLoop:
     def drop(self, frontend: str) -> None:
         """Give up all requests of ``frontend``."""
         self._commands.put(lambda: self._drop(frontend))
+
+    def wake(self) -> None:
+        """Have the engine asked again whether it has work; any thread may call it."""
+        self._commands.put(_nothing)
 
     def _run(self) -> None:
         try:
@@ -180,6 +157,10 @@ class EngineLoop:
 
     def _stop(self) -> None:
         self._is_stopping = True
+
+
+def _nothing() -> None:
+    """A command that only ends the wait for one."""
 
 
 def _resolve(future: Future[None], error: ShoalError | None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.inference.journal import JournalStats
 from shoal.inference.limits import Limits
 from shoal.inference.protocol import Stats
 
@@ -41,3 +42,6 @@ class Pulse:
 
     busy_s: float
     """How long the step under way has taken; 0 between steps and while there is no work."""
+
+    journal: JournalStats | None = None
+    """Unset where no journal is kept."""

@@ -45,6 +45,8 @@ class Watchdog:
             for frontend in self._leases.take_lapsed():
                 self._loop.drop(frontend)
                 self._lapsed(frontend)
+            # What the journal holds back has a deadline, which no step may come to notice.
+            self._loop.wake()
             busy_s = self._loop.busy_s
             if busy_s > self._stall_s:
                 self._stalled(busy_s)

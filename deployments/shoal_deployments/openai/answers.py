@@ -33,6 +33,14 @@ class Choice:
 
     stop_reason: int | str | None = None
 
+    durable: bool | None = None
+    """Whether its tokens are in the journal, where that was asked."""
+
+    durable_problem: str | None = None
+
+    is_known: bool = False
+    """Whether the client has this from before its stream broke."""
+
     def add(self, more: Output | Choice) -> None:
         """Append what came next."""
         self.text += more.text
@@ -44,6 +52,7 @@ class Choice:
             self.prompt_logprobs = more.prompt_logprobs
         self.finish_reason = more.finish_reason
         self.stop_reason = more.stop_reason
+        self.durable, self.durable_problem = more.durable, more.durable_problem
 
 
 class Answers:
@@ -82,7 +91,11 @@ class Answers:
         """Tokens of all prompts that were not computed again."""
         return sum(self._cached)
 
-    def absorb(self, outputs: Sequence[Output]) -> list[Choice]:
+    def index_of(self, output: Output) -> int:
+        """The choice, by its place in the answer, that ``output`` belongs to."""
+        return self._places[output.request_id] * self._num_choices + output.choice
+
+    def absorb(self, outputs: Sequence[Output], *, are_known: bool = False) -> list[Choice]:
         """What ``outputs`` add to each choice, in the order of the answer.
 
         Raises:
@@ -94,9 +107,9 @@ class Answers:
             place = self._places[output.request_id]
             if output.finish_reason is not None:
                 self._end(output)
-            index = place * self._num_choices + output.choice
+            index = self.index_of(output)
             if index not in added:
-                added[index] = Choice(index=index, prompt=place)
+                added[index] = Choice(index=index, prompt=place, is_known=are_known)
             if index in self._pieces:
                 output = replace(output, logprobs=self._pieces[index].take(output))
             added[index].add(output)

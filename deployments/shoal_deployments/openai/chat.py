@@ -11,7 +11,7 @@ from shoal_deployments.openai.endpoint import Endpoint, PromptTokens
 from shoal_deployments.openai.logprobs import NameOf, chat_logprobs
 from shoal_deployments.openai.requests import ChatCompletionBody, Message
 from shoal_deployments.openai.sampling import chat_params
-from shoal_deployments.openai.writer import Header, Writer
+from shoal_deployments.openai.writer import Chunk, Header, Writer, ending_of
 from shoal_deployments.tokenizing import Tokenizing
 
 
@@ -54,21 +54,23 @@ class ChatWriter(Writer):
         self._prompt = prompt
         self._name_of = name_of
 
-    def opening(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+    def opening(self, choices: Sequence[Choice]) -> list[Chunk]:
         delta = {"role": "assistant", "content": ""}
-        chunks = [self._chunk(self._written(choice, "delta", delta)) for choice in choices]
+        contents = [self._chunk(self._written(choice, "delta", delta)) for choice in choices]
         if self._has_token_ids:
-            chunks[0]["prompt_token_ids"] = self._prompt.ids
-        return chunks
+            contents[0]["prompt_token_ids"] = self._prompt.ids
+        pairs = zip(choices, contents, strict=True)
+        return [Chunk(choice=choice, content=content) for choice, content in pairs]
 
-    def chunks(self, added: Sequence[Choice]) -> list[dict[str, Any]]:
-        written = []
-        for choice in added:
-            # Half a character has no text yet, but a log-probability and an id of its own.
-            if choice.text or choice.finish_reason or self._has_logprobs or self._has_token_ids:
-                delta = {"content": choice.text} if choice.text else {}
-                written.append(self._chunk(self._written(choice, "delta", delta)))
-        return written
+    def chunks(self, added: Sequence[Choice]) -> list[Chunk]:
+        return [Chunk(choice=choice, content=self._content(choice)) for choice in added]
+
+    def _content(self, choice: Choice) -> dict[str, Any] | None:
+        # Half a character has no text yet, but a log-probability and an id of its own.
+        if choice.text or choice.finish_reason or self._has_logprobs or self._has_token_ids:
+            delta = {"content": choice.text} if choice.text else {}
+            return self._chunk(self._written(choice, "delta", delta))
+        return None
 
     def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> dict[str, Any]:
         written = []
@@ -89,8 +91,7 @@ class ChatWriter(Writer):
         }
         if self._has_logprobs and choice.logprobs:
             written["logprobs"] = chat_logprobs(choice.logprobs, self._name_of)
-        if choice.stop_reason is not None:
-            written["stop_reason"] = choice.stop_reason
+        written |= ending_of(choice)
         if self._has_token_ids:
             written["token_ids"] = choice.token_ids
         return written

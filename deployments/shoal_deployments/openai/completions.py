@@ -13,7 +13,7 @@ from shoal_deployments.openai.logprobs import NameOf, completion_logprobs, promp
 from shoal_deployments.openai.requests import CompletionBody
 from shoal_deployments.openai.sampling import completion_params
 from shoal_deployments.openai.unsupported import refuse_best_of
-from shoal_deployments.openai.writer import Header, Writer
+from shoal_deployments.openai.writer import Chunk, Header, Writer, ending_of
 from shoal_deployments.tokenizing import Tokenizing
 
 
@@ -88,18 +88,20 @@ class CompletionWriter(Writer):
         self._held: list[Choice] = []
         self._begun: set[int] = set()
 
-    def opening(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+    def opening(self, choices: Sequence[Choice]) -> list[Chunk]:
         return []
 
-    def chunks(self, added: Sequence[Choice]) -> list[dict[str, Any]]:
-        ready = []
-        for choice in self._released(added):
-            # Half a character has no text yet, but a log-probability and an id of its own.
-            begins = choice.index not in self._begun and self._repeats_prompt
-            has_more = begins or self._has_logprobs or self._has_token_ids
-            if choice.text or choice.finish_reason or has_more:
-                ready.append(self._chunk(self._written(choice)))
-        return ready
+    def chunks(self, added: Sequence[Choice]) -> list[Chunk]:
+        released = self._released(added)
+        return [Chunk(choice=choice, content=self._content(choice)) for choice in released]
+
+    def _content(self, choice: Choice) -> dict[str, Any] | None:
+        # Half a character has no text yet, but a log-probability and an id of its own.
+        begins = choice.index not in self._begun and self._repeats_prompt
+        has_more = begins or self._has_logprobs or self._has_token_ids
+        if choice.text or choice.finish_reason or has_more:
+            return self._chunk(self._written(choice))
+        return None
 
     def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> dict[str, Any]:
         written = [self._written(choice) for choice in self._released(choices)]
@@ -142,8 +144,7 @@ class CompletionWriter(Writer):
             "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
         }
-        if choice.stop_reason is not None:
-            written["stop_reason"] = choice.stop_reason
+        written |= ending_of(choice)
         if self._has_token_ids:
             written["token_ids"] = choice.token_ids
             if begins:

@@ -16,8 +16,10 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Generic
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
@@ -31,13 +33,21 @@ from shoal_deployments.engine_client import EngineUnavailable
 from shoal_deployments.mailbox import Mailbox
 from shoal_deployments.openai.answers import Answers, Choice
 from shoal_deployments.openai.connection import ClientLeft, while_connected
-from shoal_deployments.openai.endpoint import Endpoint
+from shoal_deployments.openai.endpoint import Endpoint, PromptTokens
 from shoal_deployments.openai.errors import ApiError, error_response
+from shoal_deployments.openai.event_ids import HEADER, EventIds, Origin, Progress, refused
 from shoal_deployments.openai.failures import api_error
 from shoal_deployments.openai.json_body import read_json_object
-from shoal_deployments.openai.prepare import check_model, make_requests
+from shoal_deployments.openai.prepare import (
+    check_choices,
+    check_durable,
+    check_model,
+    make_requests,
+)
+from shoal_deployments.openai.resuming import new_origin, stream_origin
 from shoal_deployments.openai.service import Service
 from shoal_deployments.openai.sse import EventStream
+from shoal_deployments.openai.stream_events import StreamEvents
 from shoal_deployments.openai.validation import BodyT, parse_body
 from shoal_deployments.openai.writer import Header, Writer, usage_of
 
@@ -79,41 +89,79 @@ class Exchange(Response, Generic[BodyT]):
         card = service.engine.card
         body: BodyT = parse_body(endpoint.body_type, content, service.limits)
         check_model(body, card)
+        check_durable(body, service.journal)
         params = endpoint.params(body)
         prompts = await endpoint.prompts(body, service.tokenizing)
-        answer_id, created = f"{endpoint.id_prefix}-{uuid.uuid4().hex}", int(time.time())
+        check_choices(len(prompts), params.n, service.limits)
+        origin, progress = self._beginning(Headers(scope=scope), body, prompts)
+        answer_id = f"{endpoint.id_prefix}-{origin.number.hex()}"
+        # What was under way before a stream broke may still be: the answer's id would be taken.
+        name = f"{answer_id}-{uuid.uuid4().hex[:8]}" if origin.fingerprint else answer_id
         requests = make_requests(
-            answer_id, prompts, params, card, service.limits, endpoint.prompt_field
+            name,
+            prompts,
+            params,
+            card,
+            service.limits,
+            endpoint.prompt_field,
+            seed=origin.seed,
+            durable=bool(body.durable),
         )
         answers = Answers(requests)
-        async with self._submitted(requests, answers) as (mailbox, fingerprint):
+        wanted = origin.fingerprint or None
+        async with self._submitted(requests, answers, wanted) as (mailbox, fingerprint):
             service.metrics.prompt_tokens.inc(answers.num_prompt)
             header = Header(
-                id=answer_id, created=created, model=card.name, system_fingerprint=fingerprint
+                id=answer_id,
+                created=origin.created,
+                model=card.name,
+                system_fingerprint=fingerprint,
             )
             writer = await endpoint.writer(header, body, prompts, service.tokenizing)
             if body.stream:
-                stream = EventStream(send, answer_id, service.limits.write_timeout_s)
-                await self._stream(stream, writer, answers, mailbox)
+                ids = None
+                if fingerprint is not None:
+                    ids = EventIds(replace(origin, fingerprint=fingerprint), progress)
+                stream = EventStream(
+                    send,
+                    answer_id,
+                    write_timeout_s=service.limits.write_timeout_s,
+                    keep_alive_s=service.limits.keep_alive_s,
+                )
+                events = StreamEvents(writer, answers, progress, ids)
+                await self._stream(stream, events, mailbox)
             else:
                 whole = await self._whole(writer, answers, mailbox)
                 whole.headers["x-request-id"] = answer_id
                 await whole(scope, receive, send)
 
+    def _beginning(
+        self, headers: Headers, body: BodyT, prompts: Sequence[PromptTokens]
+    ) -> tuple[Origin, Progress]:
+        """Where the answer begins, and what of it the client has."""
+        last_ids = headers.getlist(HEADER)
+        if body.stream:
+            kind, card = self._endpoint.id_prefix, self._service.engine.card
+            return stream_origin(last_ids, kind, body, prompts, card)
+        if last_ids:
+            raise refused("the request asks for no stream")
+        return new_origin(), Progress(0)
+
     @asynccontextmanager
     async def _submitted(
-        self, requests: Sequence[Request], answers: Answers
+        self, requests: Sequence[Request], answers: Answers, wanted: str | None
     ) -> AsyncIterator[tuple[Mailbox, str | None]]:
         """Where the outputs of ``requests`` arrive, and the fingerprint of what computes them.
 
-        What has not finished at the end of the block is aborted.
+        That is the one that is ``wanted``, if one is. What has not finished at the end of the block
+        is aborted.
         """
         engine = self._service.engine
         mailbox = Mailbox(self._service.limits.unread_tokens)
         is_taken = True
         try:
             try:
-                fingerprint = await engine.submit(requests, mailbox)
+                fingerprint = await engine.submit(requests, mailbox, wanted)
             except (ConfigError, Overloaded, EngineUnavailable):
                 is_taken = False
                 raise
@@ -136,18 +184,18 @@ class Exchange(Response, Generic[BodyT]):
 
         return await self._service.tokenizing.run(size, write, choices)
 
-    async def _stream(
-        self, stream: EventStream, writer: Writer, answers: Answers, mailbox: Mailbox
-    ) -> None:
+    async def _stream(self, stream: EventStream, events: StreamEvents, mailbox: Mailbox) -> None:
         """The answer event by event."""
+        answers = events.answers
         await stream.start()
         try:
-            await stream.events(writer.opening(answers.blank_choices()))
+            await stream.events(events.opening())
             while answers.unfinished_ids:
-                added = self._absorb(answers, await self._next(mailbox, stream))
-                chunks = await self._service.tokenizing.run(_size(added), writer.chunks, added)
-                await stream.events(chunks)
-            await stream.events(writer.closing(usage_of(answers)))
+                for some, are_known in events.split(await self._next(mailbox, stream)):
+                    added = self._absorb(answers, some, are_known=are_known)
+                    size = _size(added)
+                    await stream.events(await self._service.tokenizing.run(size, events.of, added))
+            await stream.events(events.closing())
             await stream.end()
         except ShoalError as error:
             failure = api_error(error, self._service.limits.retry_after_s)
@@ -167,9 +215,11 @@ class Exchange(Response, Generic[BodyT]):
             except TimeoutError:
                 await stream.comment()
 
-    def _absorb(self, answers: Answers, outputs: Sequence[Output]) -> list[Choice]:
+    def _absorb(
+        self, answers: Answers, outputs: Sequence[Output], *, are_known: bool = False
+    ) -> list[Choice]:
         metrics, before = self._service.metrics, answers.num_generated
-        added = answers.absorb(outputs)
+        added = answers.absorb(outputs, are_known=are_known)
         if before == 0 < answers.num_generated:
             metrics.first_token_seconds.observe(time.perf_counter() - self._begin)
         metrics.generated_tokens.inc(answers.num_generated - before)

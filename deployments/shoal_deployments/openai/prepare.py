@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.config import LimitSettings
+from shoal.config import JournalSettings, LimitSettings
 from shoal.errors import ConfigError
-from shoal.inference.params import SamplingParams
+from shoal.inference.params import MAX_SEED, SamplingParams
 from shoal.inference.request import Request
 from shoal_deployments.engine_client import ModelCard
 from shoal_deployments.openai.endpoint import PromptTokens
@@ -26,23 +26,48 @@ def unknown_model(name: str, card: ModelCard) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
+def check_durable(body: GenerationBody, journal: JournalSettings) -> None:
+    """Refuse a wait for a journal that is not kept, or never synced: ApiError, status 400."""
+    if body.durable and journal.dir is None:
+        raise bad_field("durable", True, "This server keeps no journal", "Leave it out")
+    if body.durable and journal.fsync == "never":
+        problem = "This server's journal is never forced onto the disk"
+        raise bad_field("durable", True, problem, "Leave it out")
+
+
+def check_choices(num_prompts: int, n: int, limits: LimitSettings) -> None:
+    """Refuse too many choices, before anything is made for each: ApiError, status 400."""
+    if n * num_prompts > limits.choices:
+        problem = f"With {num_prompts} prompts it asks for more than {limits.choices} choices"
+        remedy = f"Ask for at most {limits.choices // num_prompts}"
+        raise bad_field("n", n, problem, remedy)
+
+
 def make_requests(
-    answer_id: str,
+    name: str,
     prompts: Sequence[PromptTokens],
     params: SamplingParams,
     card: ModelCard,
     limits: LimitSettings,
     prompt_field: str,
+    *,
+    seed: int,
+    durable: bool,
 ) -> tuple[Request, ...]:
-    """One request for each prompt; ApiError, status 400, for what no engine could answer."""
-    if params.n * len(prompts) > limits.choices:
-        problem = f"With {len(prompts)} prompts it asks for more than {limits.choices} choices"
-        remedy = f"Ask for at most {limits.choices // len(prompts)}"
-        raise bad_field("n", params.n, problem, remedy)
+    """One request for each prompt; ApiError, status 400, for what no engine could answer.
+
+    Without a seed in ``params`` the prompts draw with ``seed`` and the numbers after it.
+    """
     requests = []
     for place, prompt in enumerate(prompts):
         _check_length(len(prompt.ids), params.max_tokens, card, limits, prompt_field)
-        request = Request(id=f"{answer_id}-{place}", prompt=prompt.ids, params=params)
+        request = Request(
+            id=f"{name}-{place}",
+            prompt=prompt.ids,
+            params=params,
+            seed=(seed + place) % (MAX_SEED + 1),
+            durable=durable,
+        )
         try:
             card.limits.check(request)
         except ConfigError as error:

@@ -2,7 +2,8 @@
 
 Names, defaults and ranges are OpenAI's; the extensions (``top_k``, ``min_p``,
 ``repetition_penalty``, ``min_tokens``, ``stop_token_ids``, ``ignore_eos``, ``priority``,
-``return_token_ids``) are named as in vLLM. Null means the default everywhere.
+``return_token_ids``) are named as in vLLM; ``durable`` is this server's own. Null means the
+default everywhere.
 """
 
 from __future__ import annotations
@@ -127,6 +128,10 @@ class GenerationBody(Body):
 
     return_token_ids: bool | None = None
     """Whether the answer has the token ids of prompt and choices as well."""
+
+    durable: bool | None = None
+    """Whether the end of the answer waits until its tokens are on the disk of the server's
+    journal, and each choice says whether they are."""
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> GenerationBody:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from shoal.config import LimitSettings
+from shoal.config import JournalSettings, LimitSettings
 from shoal_deployments.engine_client import EngineClient
 from shoal_deployments.metrics import Metrics
 from shoal_deployments.openai.errors import try_later
@@ -40,5 +40,6 @@ class Service:
     engine: EngineClient
     tokenizing: Tokenizing
     limits: LimitSettings
+    journal: JournalSettings
     admission: Admission
     metrics: Metrics

@@ -1,8 +1,9 @@
 """Server-sent events as the official client reads them, written to one client.
 
-Every event is one line ``data: JSON`` and an empty line. The JSON is ASCII: clients that split
-text at every line separator of Unicode would tear it apart otherwise. The last event of an answer
-is ``data: [DONE]``; one that failed ends with an error object and without that line.
+Every event is one line ``data: JSON`` and an empty line; a line ``id:`` is before them where the
+stream can go on after a break (see ``event_ids``). The JSON is ASCII: clients that split text at
+every line separator of Unicode would tear it apart otherwise. The last event of an answer is
+``data: [DONE]``; one that failed ends with an error object and without that line.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Send
@@ -29,29 +32,49 @@ _LAST_WORD_S = 1.0
 """How long a client that may not read at all is waited for."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """One event of a stream."""
+
+    content: dict[str, Any]
+
+    id: str | None = None
+    """With what the stream goes on after this event; None where it cannot."""
+
+
 class EventStream:
     """One response: ``start``, then events, then ``end`` or ``fail``."""
 
-    def __init__(self, send: Send, request_id: str, write_timeout_s: float) -> None:
+    def __init__(
+        self, send: Send, request_id: str, *, write_timeout_s: float, keep_alive_s: float
+    ) -> None:
+        """A write that takes ``write_timeout_s`` fails; silence lasts ``keep_alive_s`` at most, as
+        far as ``events`` is called."""
         self._send = send
         self._request_id = request_id
         self._write_timeout_s = write_timeout_s
-        self.has_started = False
+        self._keep_alive_s = keep_alive_s
+        self._last_write = 0.0
 
     async def start(self) -> None:
         """Send status 200 and the headers; from here on a failure is an event."""
         headers = [*_HEADERS, (b"x-request-id", self._request_id.encode())]
-        self.has_started = True
+        self._last_write = time.monotonic()
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def events(self, objects: Sequence[dict[str, Any]]) -> None:
-        """Send one event for each of ``objects``, in one piece."""
-        if objects:
-            await self._write("".join(_event(content) for content in objects))
+    async def events(self, events: Sequence[Event]) -> None:
+        """Send ``events`` in one piece; where there are none and were none for long, a comment."""
+        if events:
+            await self._write("".join(map(_text, events)))
+        elif time.monotonic() - self._last_write > self._keep_alive_s:
+            await self.comment()
 
     async def comment(self) -> None:
-        """Send a line that clients pass over: it shows proxies that the stream is alive."""
-        await self._write(": waiting\n\n")
+        """Send a line that clients pass over: it shows proxies that the stream is alive.
+
+        No empty line follows: for the official client that would end an event, once one had an id.
+        """
+        await self._write(": waiting\n")
 
     async def end(self) -> None:
         """Send the end of a complete answer."""
@@ -61,7 +84,7 @@ class EventStream:
         """Send the end of an answer that stays incomplete, unless the client reads nothing."""
         self._write_timeout_s = min(self._write_timeout_s, _LAST_WORD_S)
         with contextlib.suppress(SlowReader):
-            await self._write(_event(error.as_object()), is_last=True)
+            await self._write(_text(Event(content=error.as_object())), is_last=True)
 
     async def _write(self, text: str, *, is_last: bool = False) -> None:
         """Send ``text``; SlowReader if the client takes nothing for too long."""
@@ -69,10 +92,12 @@ class EventStream:
         try:
             async with asyncio.timeout(self._write_timeout_s):
                 await self._send(message)
+            self._last_write = time.monotonic()
         except TimeoutError:
             problem = f"The client has read nothing for {self._write_timeout_s:g} seconds."
             raise SlowReader(problem) from None
 
 
-def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, separators=(',', ':'))}\n\n"
+def _text(event: Event) -> str:
+    head = "" if event.id is None else f"id: {event.id}\n"
+    return f"{head}data: {json.dumps(event.content, separators=(',', ':'))}\n\n"

@@ -25,6 +25,16 @@ class Header:
     """Of the kernels that compute the answer; None where nothing was proven of them."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """What is sent for an addition to a choice."""
+
+    choice: Choice
+
+    content: dict[str, Any] | None
+    """None where there is nothing to send."""
+
+
 class Writer(ABC):
     """Turns choices into the JSON objects of one endpoint.
 
@@ -43,12 +53,12 @@ class Writer(ABC):
         self._includes_usage = includes_usage
 
     @abstractmethod
-    def opening(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+    def opening(self, choices: Sequence[Choice]) -> list[Chunk]:
         """Chunks of a stream before the first token of ``choices``, which are empty."""
 
     @abstractmethod
-    def chunks(self, added: Sequence[Choice]) -> list[dict[str, Any]]:
-        """Chunks of a stream for what was added to some choices."""
+    def chunks(self, added: Sequence[Choice]) -> list[Chunk]:
+        """Chunks of a stream for what was added to some choices; some may come only later."""
 
     @abstractmethod
     def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> dict[str, Any]:
@@ -76,6 +86,16 @@ class Writer(ABC):
             "system_fingerprint": header.system_fingerprint,
             "choices": choices,
         }
+
+
+def ending_of(choice: Choice) -> dict[str, Any]:
+    """What a choice says of its end beside ``finish_reason``, each only where there is such."""
+    words = {
+        "stop_reason": choice.stop_reason,
+        "durable": choice.durable,
+        "durable_problem": choice.durable_problem,
+    }
+    return {name: value for name, value in words.items() if value is not None}
 
 
 def usage_of(answers: Answers) -> dict[str, Any]:

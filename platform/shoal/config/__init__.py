@@ -12,6 +12,7 @@ from shoal.config.run import RunSettings
 from shoal.config.serve import (
     AuthSettings,
     BatchSettings,
+    JournalSettings,
     KVSettings,
     LimitSettings,
     ServeSettings,
@@ -33,6 +34,7 @@ __all__ = [
     "ClusterSettings",
     "Config",
     "DataSettings",
+    "JournalSettings",
     "KVSettings",
     "Level",
     "LimitSettings",

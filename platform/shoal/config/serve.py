@@ -106,6 +106,35 @@ class AuthSettings(Section):
     who reaches the port is served."""
 
 
+class JournalSettings(Section):
+    """``serve.journal``: requests and generated tokens on disk, written beside the engines."""
+
+    dir: str | None = Field(default=None, min_length=1)
+    """Folder of the journals, one in it for each engine, on the engine's machine; unset: nothing is
+    written."""
+
+    fsync: Literal["always", "interval", "never"] = "interval"
+    """When batches are forced onto the disk: ``always`` each at once, ``interval`` one every
+    ``interval_s``, ``never`` when the system sees fit; then ``durable`` requests are refused."""
+
+    interval_s: float = Field(default=0.2, gt=0)
+    """Seconds from one batch to the next, unless ``fsync`` is ``always``."""
+
+    queue_tokens: int = Field(default=4 * 2**20, ge=1)
+    """Tokens of one engine, prompts included, that may wait for the disk."""
+
+    when_full: Literal["drop", "refuse"] = "drop"
+    """What happens then: ``drop`` leaves tokens out of the journal and counts them; ``refuse``
+    turns new requests away with 503, and what those under way still generate is kept."""
+
+    ack_timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds that the end of a ``durable`` request's answer waits for the disk; then it says that
+    its tokens are not there."""
+
+    segment_bytes: int = Field(default=64 * 2**20, ge=1)
+    """Size from which on a file is closed and another begun; none is ever deleted."""
+
+
 class ServeSettings(Section):
     """``serve``: replicas, address, engine, limits."""
 
@@ -150,6 +179,9 @@ class ServeSettings(Section):
 
     auth: AuthSettings = AuthSettings()
     """Who may ask. The keys themselves never stand in the configuration."""
+
+    journal: JournalSettings = JournalSettings()
+    """Requests and generated tokens on disk, written beside the engines."""
 
     @model_validator(mode="after")
     def _one_prompt_fits(self) -> ServeSettings:

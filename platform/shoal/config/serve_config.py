@@ -62,6 +62,15 @@ class ServeConfig(Section):
         return Path(self.model.path).absolute()
 
     @property
+    def placed(self) -> ServeSettings:
+        """``serve`` with its paths absolute, for processes that run in other folders."""
+        journal = self.serve.journal
+        if journal.dir is None:
+            return self.serve
+        journal = journal.model_copy(update={"dir": str(Path(journal.dir).absolute())})
+        return self.serve.model_copy(update={"journal": journal})
+
+    @property
     def served_name(self) -> str:
         """What clients write in ``model``."""
         return self.serve.model_name or self.folder.name

@@ -26,6 +26,7 @@ from shoal.inference.request import Request
 from shoal.inference.scheduler import Scheduler
 from shoal.inference.sequence import FinishReason, Sequence, State
 from shoal.inference.step import Chunk, Step
+from shoal.inference.step_engine import StepEngine
 from shoal.inference.stop_strings import StopStrings
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "State",
     "Stats",
     "Step",
+    "StepEngine",
     "StopStrings",
     "Submission",
     "TextDelta",

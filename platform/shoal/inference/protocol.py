@@ -88,6 +88,13 @@ class Output:
     error: str | None = None
     """What failed, for the reason ``error``."""
 
+    durable: bool | None = None
+    """With the last output of a choice of a durable request: whether its tokens are on the disk of
+    the engine's journal."""
+
+    durable_problem: str | None = None
+    """Why they are not."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stats:

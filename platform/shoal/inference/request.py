@@ -29,6 +29,9 @@ class Request:
     """What is drawn with: ``params.seed``, or where that is unset a fresh one, drawn when the
     request was made, so that the request goes on the same wherever it is computed."""
 
+    durable: bool = False
+    """Whether the last output of each choice waits until the journal has the choice's tokens."""
+
     def __post_init__(self) -> None:
         if self.params.seed is not None:
             object.__setattr__(self, "seed", self.params.seed)
