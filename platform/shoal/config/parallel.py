@@ -17,7 +17,8 @@ class ParallelSettings(Section):
     """Ranks that share one sequence."""
 
     expert: int = Field(default=1, ge=1)
-    """Ranks that share one set of experts."""
+    """Ranks that share one set of experts: each keeps its part of them, and tokens travel. A
+    divisor of the number of experts and of the ranks of a stage in one domain."""
 
     tensor: int = Field(default=1, ge=1)
     """Tensor parallelism; training takes 1 only."""
