@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from shoal_deployments.bench import (
     ServeReport,
     bench_serve,
 )
-from shoal_deployments.bench.client import num_tokens
+from shoal_deployments.bench.client import Stream, num_tokens, run
 from shoal_deployments.bench.server import serving
 from shoal_deployments.bench.words import text_of, write_words
 from tests.models.tiny import TINY
@@ -63,14 +65,36 @@ def test_the_report_takes_ratios_within_a_round() -> None:
     assert "1,000 tokens" in blocks[3][0] and blocks[3][-1].split()[-4:] == ["10", "ms", "50", "ms"]
 
 
-def test_the_client_counts_complete_streams_only() -> None:
-    def body(*events: str) -> bytes:
-        pieces = [f"data: {event}\n\n".encode() for event in events]
-        return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+def _body(*events: str) -> bytes:
+    pieces = [f"data: {event}\n\n".encode() for event in events]
+    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
 
+
+def test_the_client_counts_complete_streams_only() -> None:
     usage = '{"usage":{"completion_tokens":7}}'
-    assert num_tokens(body('{"text":"a"}', usage, "[DONE]")) == 7
-    assert num_tokens(body('{"text":"a"}', usage)) == 0
+    assert num_tokens(_body('{"text":"a"}', usage, "[DONE]")) == 7
+    assert num_tokens(_body('{"text":"a"}', usage)) == 0
+
+
+def test_the_client_shows_how_an_incomplete_stream_ended() -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = head + _body('{"text":"a"}', '{"error":"the engine was lost"}')
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=serve, args=(listener,))
+        server.start()
+        stream = Stream(f"127.0.0.1:{listener.getsockname()[1]}", "m", [1], 4)
+        assert run([stream]) > 0
+        server.join(10)
+    result = stream.result()
+    assert (result["status"], result["tokens"]) == (200, 0)
+    assert "the engine was lost" in str(result["end"])
 
 
 def test_each_word_is_one_token(tmp_path: Path) -> None:

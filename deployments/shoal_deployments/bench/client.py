@@ -5,7 +5,8 @@ stream has ended. Its protocol is that of ``worker``:
 
     {"address": "host:port", "model": "m", "prompts": [[1, 2]], "new_tokens": 64,
      "delay_s": 0.5}
-    @{"seconds": 3.9, "streams": [{"status": 200, "tokens": 64, "first_s": 0.1, "pause_s": 0.02}]}
+    @{"seconds": 3.9, "streams": [{"status": 200, "tokens": 64, "first_s": 0.1, "pause_s": 0.02,
+                                   "end": ""}]}
 """
 
 import itertools
@@ -16,6 +17,8 @@ import sys
 import time
 
 DEADLINE_S = 600.0
+_END_BYTES = 400
+"""Of a stream that is incomplete, what is shown of its end."""
 
 
 class Stream:
@@ -63,12 +66,14 @@ class Stream:
         """What this stream was like."""
         head, _, body = bytes(self.received).partition(b"\r\n\r\n")
         is_stream = b"\r\ntransfer-encoding: chunked" in head.lower()
+        tokens = num_tokens(body) if is_stream else 0
         pauses = [later - sooner for sooner, later in itertools.pairwise(self.times)]
         return {
             "status": int(head.split(b" ", 2)[1]) if head else None,
-            "tokens": num_tokens(body) if is_stream else 0,
+            "tokens": tokens,
             "first_s": self.times[0] - self.begin if self.times else None,
             "pause_s": max(pauses, default=0.0),
+            "end": "" if tokens else body[-_END_BYTES:].decode(errors="replace"),
         }
 
 
