@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+from ray import serve
+
 from shoal.config import ServeConfig
 from shoal.errors import ConfigError
 from shoal_actors.driver import Cluster
@@ -27,4 +31,22 @@ def check_places(config: ServeConfig, cluster: Cluster) -> None:
             f"with {settings.replicas} engines of {settings.threads} CPUs each they take "
             f"{num_cpus(config)} CPUs, and the cluster has {cpus}",
             "Lower one of serve.frontends, serve.replicas and serve.threads",
+        )
+
+
+def check_unserved(cluster: Cluster) -> None:
+    """Refuse a cluster on which Serve runs already; raises ConfigError.
+
+    Its port is chosen, and shutting it down at our end would end what others serve there.
+    """
+    if cluster.is_own:
+        return
+    status = serve.status()
+    if status.applications or status.proxies:
+        raise ConfigError(
+            "RAY_ADDRESS",
+            os.environ.get("RAY_ADDRESS"),
+            "Ray Serve runs on that cluster already",
+            "Deploy shoal_deployments.application:build there with serve deploy, or end what "
+            "runs with serve shutdown",
         )

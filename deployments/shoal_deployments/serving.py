@@ -30,7 +30,7 @@ from shoal_actors.driver import (
 )
 from shoal_deployments.application import build_application, num_cpus
 from shoal_deployments.auth import ApiKeys
-from shoal_deployments.checks import check_places
+from shoal_deployments.checks import check_places, check_unserved
 
 APP = "shoal"
 _POLL_S = 1.0
@@ -70,6 +70,7 @@ def run(config: ServeConfig) -> int:
 def _serving(config: ServeConfig, port: int, cluster: Cluster) -> Iterator[None]:
     """Serve inside this block."""
     check_places(config, cluster)
+    check_unserved(cluster)
     try:
         try:
             serve.start(
