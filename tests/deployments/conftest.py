@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.deployments.browser import Browser, Page, chromium
+from tests.deployments.console_page import opened
 from tests.deployments.fake_engine import by_hash
 from tests.deployments.server import Served, serve
 
@@ -32,3 +34,19 @@ def served(module_server: Served) -> Iterator[Served]:
     engine.requests.clear()
     yield module_server
     module_server.assert_idle()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One Chromium for the whole file."""
+    with chromium(tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser, served: Served) -> Iterator[Page]:
+    """The console of the file's server."""
+    with opened(browser, f"{served.url}/") as page:
+        page.wait_for_text("#summary", "1 of 1 replicas up")
+        page.fill("[name=most]", "40")
+        yield page

@@ -98,7 +98,8 @@ async function askAgain(view, turn) {
 
 function compare(first, second, problem) {
   const [length, common] = [second.tokens.length, numCommon(first, second)];
-  if (common < Math.min(first.tokens.length, length)) {
+  const isComplete = problem === null;
+  if (common < (isComplete ? Math.max : Math.min)(first.tokens.length, length)) {
     const reason =
       first.fingerprint !== null && first.fingerprint === second.fingerprint
         ? "although the kernels have the same fingerprint"
@@ -106,9 +107,8 @@ function compare(first, second, problem) {
     const text = `Asked again: it differs from token ${common + 1} on, ${reason}.`;
     return { verdict: "different", text };
   }
-  if (problem !== null || length !== first.tokens.length) {
-    const text = `Asked again: ${common} tokens the same, then it ended. ${problem ?? ""}`;
-    return { verdict: "open", text: text.trim() };
+  if (!isComplete) {
+    return { verdict: "open", text: `Asked again: ${common} tokens the same, then: ${problem}` };
   }
   const cached = second.usage?.prompt_tokens_details?.cached_tokens ?? 0;
   const cache = cached > 0 ? ` ${cached} tokens of the prompt came from the cache.` : "";
