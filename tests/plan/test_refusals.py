@@ -45,11 +45,29 @@ ROWS: list[tuple[dict[str, Any], str, object, str, str]] = [
         "Set it to 1",
     ),
     (
-        {"cluster": {"workers": 2}, "parallel": {"context": 2}},
+        {"cluster": {"workers": 4, "nvlink_domain": 2}, "parallel": {"context": 4}},
         "parallel.context",
-        2,
-        "not available",
-        "Set it to 1",
+        4,
+        "2 ranks of one stage share fast links",
+        "larger cluster.nvlink_domain",
+    ),
+    (
+        {"cluster": {"workers": 8}, "parallel": {"context": 8}, "data": {"seq_len": 15}},
+        "data.seq_len",
+        15,
+        "cut into 16 chunks, two for each of 8 context ranks",
+        "at least 16",
+    ),
+    (
+        {
+            "cluster": {"workers": 2},
+            "parallel": {"context": 2},
+            "model": {"config": {**DENSE, "attention_dropout": 0.1}},
+        },
+        "model.config.attention_dropout",
+        0.1,
+        "would depend on the number of ranks",
+        "parallel.context to 1",
     ),
     (
         {"cluster": {"workers": 2}, "parallel": {"expert": 2}},

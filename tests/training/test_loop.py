@@ -41,6 +41,13 @@ CASES: dict[str, dict[str, Any]] = {
         "precision": {"compute": "bf16", "moments": "bf16"},
         "sharding": {"dense": {"outer": "optimizer", "inner": "parameters"}},
     },
+    "shared sequences, two ranks": {
+        "cluster": {"workers": 2, "device": "cpu"},
+        "parallel": {"context": 2, "context_exchange": "ring"},
+        "data": {"seq_len": 25},
+        "model": {"config": MIXTURE},
+        "train": {"micro_batch": 2},
+    },
     "mixture, two ranks, ZeRO-3": {
         "cluster": {"workers": 2, "device": "cpu"},
         "model": {"config": {**MIXTURE, "attention_dropout": 0.1}},
@@ -149,6 +156,27 @@ def test_a_run_goes_on_at_another_number_of_ranks(tmp_path: Path, ranks: RankPoo
         _losses(one), _losses(changing), strict=True
     ):
         assert step == other_step
+        assert other == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("exchange", ["gather", "ring"])
+def test_a_run_goes_on_with_other_ranks_a_sequence(
+    tmp_path: Path, ranks: RankPool, exchange: str
+) -> None:
+    """One rank, then two that share its sequences, then one again: the same losses."""
+    write_text(tmp_path / "text.txt")
+    data = {"seq_len": 25}
+    one = _job(tmp_path, "one", steps=6, data=data)
+    ranks.run(1, _train, one)
+    together: dict[str, Any] = {
+        "cluster": {"workers": 2, "device": "cpu"},
+        "parallel": {"context": 2, "context_exchange": exchange},
+    }
+    for steps, sections in ((2, {}), (4, together), (6, {})):
+        job = _job(tmp_path, f"changing-{exchange}", steps=steps, data=data, **sections)
+        ranks.run(2 if sections else 1, _train, job)
+    assert [step for step, _, _ in _losses(job)] == [1, 2, 3, 4, 5, 6]
+    for (_, loss, _), (_, other, _) in zip(_losses(one), _losses(job), strict=True):
         assert other == pytest.approx(loss, rel=1e-5)
 
 

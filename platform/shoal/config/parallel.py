@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from shoal.config.section import Section
@@ -14,7 +16,12 @@ class ParallelSettings(Section):
     """Pipeline stages."""
 
     context: int = Field(default=1, ge=1)
-    """Ranks that share one sequence."""
+    """Ranks that share the tokens of each sequence; they read the same ones."""
+
+    context_exchange: Literal["gather", "ring"] = "gather"
+    """How keys and values reach the other ranks of a sequence: `gather` brings all of a layer to
+    each rank in one collective; `ring` hands them round while computing, so that a rank holds two
+    ranks' share at most, in as many steps as there are ranks."""
 
     expert: int = Field(default=1, ge=1)
     """Ranks that share one set of experts: each keeps its part of them, and tokens travel. A

@@ -37,15 +37,14 @@ class Attention(nn.Module):
         hidden: torch.Tensor,
         cosine: torch.Tensor,
         sine: torch.Tensor,
-        spans: ops.DocumentSpans | None,
+        attend: ops.Attend,
     ) -> torch.Tensor:
         """``hidden`` ``[B, S, H]`` to the same; ``cosine`` and ``sine`` ``[B or 1, S, D/2]``."""
         query, key, value = self._projections(hidden)
-        attended = ops.attend(
+        attended = attend(
             ops.rotate(query, cosine, sine),
             ops.rotate(key, cosine, sine),
             value,
-            spans=spans,
             window=self.window,
             dropout=self.config.attention_dropout if self.training else 0.0,
         )

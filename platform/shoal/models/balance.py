@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from shoal.parallel.context import ContextParallel
+
 
 class BalanceLoss:
     """Collects what the sparse layers report and turns it into one loss.
@@ -25,14 +27,19 @@ class BalanceLoss:
             self._visits.append(visits)
             self._mass.append(mass)
 
-    def total(self, length: int) -> torch.Tensor | None:
+    def total(self, length: int, context: ContextParallel | None) -> torch.Tensor | None:
         """Sum of the sequences' losses, fp32 scalar; None if no layer reported.
 
-        ``length`` is the number of tokens of a sequence.
+        ``length`` is the number of tokens of a sequence. Where the ranks of ``context`` share them,
+        each gets a part of the sum, made of the visits of all and its own tokens' probabilities:
+        the loss is linear in these, so the parts and their gradients add up to those of the whole.
         """
         if not self._visits:
             return None
         tokens = length * len(self._visits)
-        visits = torch.stack(self._visits).sum(dim=0) / tokens
+        visits = torch.stack(self._visits).sum(dim=0)
+        if context is not None:
+            visits = context.total(visits)
+        visits = visits / tokens
         mass = torch.stack(self._mass).sum(dim=0) / tokens
         return visits.shape[1] * (visits * mass).sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from shoal.models.layer import DecoderLayer
 from shoal.models.linear import Linear
 from shoal.models.norm import RMSNorm
 from shoal.models.rotary import rotary_angles
+from shoal.parallel.context import ContextParallel
 
 Recompute = Literal["none", "layer"]
 
@@ -55,12 +57,25 @@ class Decoder(nn.Module):
     """
 
     def __init__(
-        self, config: DecoderConfig, dtype: torch.dtype, *, recompute: Recompute = "none"
+        self,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        *,
+        recompute: Recompute = "none",
+        context: ContextParallel | None = None,
     ) -> None:
-        """``recompute="layer"`` keeps only each layer's input and computes the rest in backward."""
+        """Make the modules.
+
+        Args:
+            config: What they are.
+            dtype: Of all parameters.
+            recompute: ``layer`` keeps only each layer's input and computes the rest in backward.
+            context: The ranks that share the tokens of each sequence; each computes its own part.
+        """
         super().__init__()
         self.config = config
         self.recompute = recompute
+        self.context = context
         self.model = _Trunk(config, dtype)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype, bias=False)
         if config.tie_word_embeddings:
@@ -80,8 +95,12 @@ class Decoder(nn.Module):
         ``positions`` count from 0 along each sequence where unset. A token attends within its run
         of equal numbers in ``documents``. ``labels`` are already shifted; -100 counts nothing.
         ``each_label`` gives their log-probabilities one by one in the place of the loss.
+
+        With context parallelism every rank of the group is given all of S and returns what concerns
+        its own tokens: their logits or log-probabilities, their part of the loss.
         """
         hidden, auxiliary = self._hidden(tokens, positions, documents)
+        labels = None if labels is None else self._own(labels)
         if labels is None:
             return DecoderOutput(ops.logits(hidden, self.lm_head.weight), None, auxiliary)
         if each_label:
@@ -107,18 +126,30 @@ class Decoder(nn.Module):
                 "differently in sequences of different lengths",
                 f"Take at most {config.max_position_embeddings}, or yarn scaling",
             )
-        hidden = self.model.embed_tokens(tokens)
+        hidden = self.model.embed_tokens(self._own(tokens))
         if positions is None:
             positions = torch.arange(length, device=tokens.device).unsqueeze(0)
-        cosine, sine = rotary_angles(config.rotary, config.head_dim, positions, hidden.dtype)
-        spans = None if documents is None else ops.DocumentSpans.of(documents)
+        angles = (config.rotary, config.head_dim, self._own(positions), hidden.dtype)
+        cosine, sine = rotary_angles(*angles)
+        attend = self._attend(tokens, documents)
         balance = BalanceLoss()
         for layer in self.model.layers:
             if self.recompute == "layer" and torch.is_grad_enabled():
                 hidden, visits, mass = checkpoint(
-                    layer, hidden, cosine, sine, spans, use_reentrant=False
+                    layer, hidden, cosine, sine, attend, use_reentrant=False
                 )
             else:
-                hidden, visits, mass = layer(hidden, cosine, sine, spans)
+                hidden, visits, mass = layer(hidden, cosine, sine, attend)
             balance.add(visits, mass)
-        return self.model.norm(hidden), balance.total(length)
+        return self.model.norm(hidden), balance.total(length, self.context)
+
+    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The part of ``[B, S]`` that this rank computes."""
+        return tensor if self.context is None else self.context.take(tensor)
+
+    def _attend(self, tokens: torch.Tensor, documents: torch.Tensor | None) -> ops.Attend:
+        """Attention in the batch, both arguments whole."""
+        spans = None if documents is None else ops.DocumentSpans.of(documents)
+        if self.context is None:
+            return partial(ops.attend, spans=spans)
+        return self.context.attention((tokens.shape[0], tokens.shape[1]), spans)

@@ -34,10 +34,10 @@ class DecoderLayer(nn.Module):
         hidden: torch.Tensor,
         cosine: torch.Tensor,
         sine: torch.Tensor,
-        spans: ops.DocumentSpans | None,
+        attend: ops.Attend,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """``hidden`` ``[B, S, H]`` to the same; of a sparse layer its visits and mass too."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cosine, sine, spans)
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cosine, sine, attend)
         normalized = self.post_attention_layernorm(hidden)
         if isinstance(self.mlp, SparseMLP):
             output, visits, mass = self.mlp(normalized)

@@ -4,7 +4,7 @@ The functions say what is computed, not how, so that a kernel with a fixed order
 take any of their places without a change above: see ``shoal.ops.replaceable``.
 """
 
-from shoal.ops.attention import DocumentSpans, attend
+from shoal.ops.attention import Attend, DocumentSpans, attend
 from shoal.ops.cross_entropy import linear_cross_entropy
 from shoal.ops.embedding import embed
 from shoal.ops.experts import add_shared_expert, route, run_experts, visit_experts
@@ -17,6 +17,7 @@ from shoal.ops.routing import ExpertGroups, combine, dispatch, permute
 from shoal.ops.swiglu import swiglu
 
 __all__ = [
+    "Attend",
     "DocumentSpans",
     "ExpertGroups",
     "add_shared_expert",

@@ -14,6 +14,7 @@ block of queries by block of queries, each against the keys that its window reac
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -51,6 +52,21 @@ class DocumentSpans:
                 for start, stop in zip(starts, [*starts[1:], length], strict=True)
             )
         )
+
+
+class Attend(Protocol):
+    """``attend`` for the documents of one batch."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        window: int | None = None,
+        dropout: float = 0.0,
+    ) -> torch.Tensor:
+        """See ``attend``."""
 
 
 @replaceable

@@ -8,6 +8,7 @@ from shoal.config import Config
 from shoal.models import DecoderConfig, parameter_shapes
 from shoal.plan.activations import Kernels, activation_bytes, exchange_bytes, head_bytes
 from shoal.plan.batches import Batches
+from shoal.plan.context import ContextPlan
 from shoal.plan.group import Formats, Group
 from shoal.plan.groups import decoder_groups
 from shoal.plan.machine import Machine
@@ -41,6 +42,13 @@ def make_plan(config: Config, machine: Machine | None = None) -> Plan:
     precision = resolve_precision(config, machine)
     batches = Batches.of(config, topology)
     groups = decoder_groups(decoder, config.sharding, topology, _formats(precision))
+    context = ContextPlan(
+        config=config,
+        decoder=decoder,
+        topology=topology,
+        batches=batches,
+        compute=precision.compute,
+    )
     shapes = parameter_shapes(decoder)
     return Plan(
         name=config.run.name,
@@ -52,10 +60,11 @@ def make_plan(config: Config, machine: Machine | None = None) -> Plan:
         topology=topology,
         batches=batches,
         levels={"dense": config.sharding.dense, "expert": config.sharding.expert},
-        memory=_memory(config, decoder, topology, groups, precision, batches, device),
+        memory=_memory(config, decoder, topology, groups, precision, batches, context, device),
         traffic=(
             *step_traffic(groups, batches.num_microbatches),
-            *_expert_traffic(config, decoder, topology, precision, batches),
+            *context.traffic(),
+            *_expert_traffic(config, decoder, topology, precision, batches, context),
         ),
     )
 
@@ -75,11 +84,12 @@ def _expert_traffic(
     topology: Topology,
     precision: Precision,
     batches: Batches,
+    context: ContextPlan,
 ) -> tuple[Traffic, ...]:
     """What tokens that visit the experts of other ranks add."""
     if decoder.experts is None or topology.expert == 1:
         return ()
-    rows = batches.micro_batch * batches.seq_len * decoder.experts.experts_per_token
+    rows = context.tokens_per_rank * decoder.experts.experts_per_token
     return expert_traffic(
         degree=topology.expert,
         num_experts=decoder.experts.num_experts,
@@ -96,6 +106,7 @@ def _memory(
     groups: Sequence[Group],
     precision: Precision,
     batches: Batches,
+    context: ContextPlan,
     device: str,
 ) -> tuple[RankMemory, ...]:
     """Bytes of every rank. Ranks differ only in the rows that they hold, and so in the moments."""
@@ -104,8 +115,11 @@ def _memory(
         fused_norm=device == "cuda",
         shared_experts=topology.expert > 1,
     )
-    num_tokens = batches.micro_batch * batches.seq_len
+    num_tokens = context.tokens_per_rank
     recompute = config.train.recompute == "layer"
+    rows_on_their_way = (
+        exchange_bytes(decoder, kernels.element_bytes, num_tokens) if topology.expert > 1 else 0
+    )
     alike = {
         Kind.MAIN_WEIGHTS: sum(group.main_weight_bytes for group in groups),
         Kind.COMPUTE_WEIGHTS: sum(group.compute_weight_bytes for group in groups),
@@ -115,9 +129,7 @@ def _memory(
         Kind.ACCUMULATION: sum(g.accumulation_bytes(batches.num_microbatches) for g in groups),
         Kind.ACTIVATIONS: activation_bytes(decoder, kernels, num_tokens, recompute=recompute),
         Kind.HEAD: head_bytes(decoder, kernels.element_bytes, num_tokens),
-        Kind.EXCHANGE: exchange_bytes(decoder, kernels.element_bytes, num_tokens)
-        if topology.expert > 1
-        else 0,
+        Kind.EXCHANGE: context.exchange_bytes + rows_on_their_way,
     }
     ranks = []
     for rank in range(topology.world_size):

@@ -17,6 +17,7 @@ from shoal.data import check_vocabulary, load_tokenizer, plan_sources, tokenizer
 from shoal.errors import ConfigError, ConfigErrors
 from shoal.fsdp import placements_for
 from shoal.models import DecoderConfig, HFWeights
+from shoal.parallel.context import SequenceCut, check_dropout
 from shoal.parallel.expert import check_expert_degree
 from shoal.plan.batches import Batches
 from shoal.plan.machine import Machine
@@ -86,11 +87,10 @@ def _tensor(facts: Facts) -> Iterator[ConfigError]:
 
 
 def _later_degrees(facts: Facts) -> Iterator[ConfigError]:
-    for name in ("pipeline", "context"):
-        degree = getattr(facts.config.parallel, name)
-        if degree != 1:
-            problem = f"{name} parallelism is not available in this version"
-            yield ConfigError(f"parallel.{name}", degree, problem, "Set it to 1")
+    degree = facts.config.parallel.pipeline
+    if degree != 1:
+        problem = "pipeline parallelism is not available in this version"
+        yield ConfigError("parallel.pipeline", degree, problem, "Set it to 1")
 
 
 def _experts(facts: Facts) -> Iterator[ConfigError]:
@@ -133,6 +133,21 @@ def _context(facts: Facts) -> Iterator[ConfigError]:
         longest = decoder.max_position_embeddings
         problem = f"the model knows positions up to {longest} (max_position_embeddings)"
         yield ConfigError("data.seq_len", length, problem, f"Use at most {longest}")
+
+
+def _shared_sequences(facts: Facts) -> Iterator[ConfigError]:
+    size = facts.config.parallel.context
+    if size == 1:
+        return
+    try:
+        SequenceCut(length=facts.config.data.seq_len, size=size)
+    except ConfigError as error:
+        yield error
+    if facts.decoder is not None:
+        try:
+            check_dropout(facts.decoder.attention_dropout)
+        except ConfigError as error:
+            yield error
 
 
 def _data(facts: Facts) -> Iterator[ConfigError]:
@@ -208,6 +223,7 @@ RULES: tuple[Callable[[Facts], Iterator[ConfigError]], ...] = (
     _levels,
     _batch,
     _context,
+    _shared_sequences,
     _data,
     _weights,
     _device,

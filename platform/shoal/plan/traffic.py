@@ -18,7 +18,15 @@ from typing import Literal
 from shoal.plan.group import Deed, Group, Layers, Move
 from shoal.topology import MESH_AXES, Axis
 
-What = Literal["weights", "gradients", "tokens", "counts"]
+What = Literal[
+    "weights",
+    "gradients",
+    "keys and values",
+    "gradients of keys and values",
+    "visits of experts",
+    "tokens",
+    "counts",
+]
 
 COUNT_BYTES = 8
 """Of the number of rows for one expert."""
@@ -33,7 +41,7 @@ class Stream:
     deed: Deed
 
     axis: str
-    """``outer`` or ``inner``, or ``expert`` for ranks that share experts."""
+    """``outer`` or ``inner``; ``context`` or ``expert`` for what ranks share in a layer."""
 
     group_size: int
     """Ranks that take part."""
@@ -50,12 +58,14 @@ class Traffic:
 
     payload_bytes: int
     """Bytes of their larger sides together: what is gathered, what is reduced, or what goes from
-    one rank to all. How many tokens visit which expert is known in the run only: this is what each
-    rank has to send in an even routing, and the mean over the ranks in any."""
+    one rank to others. How many tokens visit which expert is known in the run only: this is what
+    each rank has to send in an even routing, and the mean over the ranks in any."""
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that each rank has to send at least."""
+        if self.stream.deed == "all_to_all" and self.stream.axis == Axis.CONTEXT.value:
+            return self.payload_bytes  # handed on in a ring: nothing of it stays
         passes = 2 if self.stream.deed == "all_reduce" else 1
         size = self.stream.group_size
         return passes * self.payload_bytes * (size - 1) // size

@@ -19,6 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
 from shoal.errors import ConfigError
 from shoal.topology.axis import Axis, Coordinates
 from shoal.topology.meshes import Meshes, build_meshes
@@ -153,6 +156,17 @@ class Topology:
             dense=(self.pipeline, self.outer, self.inner),
             expert=(self.pipeline, self.expert_outer, self.expert_inner, self.expert),
         )
+
+    def process_group(self, axis: Axis) -> ProcessGroup:
+        """This rank's group along ``axis``, new; its members call it inside the default group.
+
+        They may as well call it at different times from the members of other groups.
+        """
+        rank = dist.get_rank()
+        members = next(group for group in self.groups(axis) if rank in group)
+        group = dist.new_group(list(members), use_local_synchronization=True)
+        assert isinstance(group, ProcessGroup)
+        return group
 
     def _check_positive(self) -> None:
         for field, value in {

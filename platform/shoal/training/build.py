@@ -15,6 +15,7 @@ from shoal.fsdp import (
     sharded_parameters,
 )
 from shoal.models import Decoder, HFWeights, initialize, load_weights, shard_decoder
+from shoal.parallel.context import ContextParallel
 from shoal.plan import Precision, read_decoder_config, topology_of
 from shoal.training.optimizer import build_optimizer
 
@@ -27,10 +28,15 @@ def build_model(
     No rank ever holds the whole: the modules are made without storage, sharded, and only then
     given memory.
     """
-    meshes = topology_of(config).meshes(device.type)
+    topology = topology_of(config)
+    meshes = topology.meshes(device.type)
+    context_parallel = ContextParallel.over(topology, device, config.parallel.context_exchange)
     with torch.device("meta"):
         model = Decoder(
-            read_decoder_config(config.model), precision.compute, recompute=config.train.recompute
+            read_decoder_config(config.model),
+            precision.compute,
+            recompute=config.train.recompute,
+            context=context_parallel,
         )
     dense, expert = config.sharding.dense, config.sharding.expert
     context = shard_decoder(

@@ -106,6 +106,7 @@ class _Run:
                 optimizer,
                 settings=config.optimizer,
                 num_steps=config.train.steps,
+                readers=topology.context,
             ),
         )
 

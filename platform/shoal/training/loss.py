@@ -6,6 +6,9 @@
 The labels of all microbatches are counted before the first one runs, so each microbatch's part has
 its final weight at once; a mean of ranks' means would favour ranks with few labels. The adapter
 averages gradients over the data-parallel ranks, so each part is multiplied by their number.
+
+Ranks of a context group read the same sequences and return parts of their losses, so losses add up
+over all ranks as they are, while the counts are those of whole sequences, once for each of them.
 """
 
 from __future__ import annotations
@@ -37,14 +40,19 @@ class StepWeights:
     """Weight of the load-balancing loss."""
 
     @staticmethod
-    def count(batches: Sequence[Batch], *, coefficient: float, device: torch.device) -> StepWeights:
-        """Count this rank's microbatches and everyone's; every rank calls it."""
+    def count(
+        batches: Sequence[Batch], *, readers: int, coefficient: float, device: torch.device
+    ) -> StepWeights:
+        """Count this rank's microbatches and everyone's; every rank calls it.
+
+        ``readers`` is the number of ranks that read each sequence.
+        """
         counts = torch.tensor(
             [sum(batch.num_labels for batch in batches), sum(len(b.tokens) for b in batches)],
             device=device,
         )
         dist.all_reduce(counts)
-        num_labels, num_sequences = counts.tolist()
+        num_labels, num_sequences = (count // readers for count in counts.tolist())
         return StepWeights(
             num_labels=num_labels,
             num_sequences=num_sequences,

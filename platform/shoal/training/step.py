@@ -31,12 +31,17 @@ class Stepper:
         *,
         settings: OptimizerSettings,
         num_steps: int,
+        readers: int = 1,
     ) -> None:
-        """``model`` is sharded in ``context`` and ``optimizer`` adapted to it."""
+        """``model`` is sharded in ``context`` and ``optimizer`` adapted to it.
+
+        ``readers`` is the number of ranks that read each sequence and share its tokens.
+        """
         self._model = model
         self._context = context
         self._optimizer = optimizer
         self._clip = settings.clip
+        self._readers = readers
         self._rate = LearningRate(settings=settings, num_steps=num_steps)
         experts = model.config.experts
         self._coefficient = experts.balance_coefficient if experts is not None else 0.0
@@ -51,7 +56,9 @@ class Stepper:
         start = time.perf_counter()
         device = self._context.device
         batches = list(microbatches)
-        weights = StepWeights.count(batches, coefficient=self._coefficient, device=device)
+        weights = StepWeights.count(
+            batches, readers=self._readers, coefficient=self._coefficient, device=device
+        )
         outputs = [
             self._forward_backward(batch.to(device), weights, is_last=batch is batches[-1])
             for batch in batches
