@@ -8,9 +8,9 @@ come on top:
                     being made while its neighbour's is reduced, and once more what peers send
     accumulation    sums over microbatches, where they cannot use the memory of the gradients
     activations     see ``shoal.plan.activations``
-    exchange        keys and values of a layer, and their gradients, among context ranks
     head            a chunk of logits and the gradients that the loss computes ahead
-    exchange        rows on their way to experts that ranks share, of an even routing
+    exchange        rows on their way to experts that ranks share, of an even routing; keys and
+                    values of a layer, with their gradients, among ranks that share sequences
 
 The peak is the sum of all. It is an upper estimate: not all of them are at their largest at once.
 """
@@ -38,7 +38,6 @@ class Kind(StrEnum):
     CONTRIBUTIONS = "contributions"
     ACCUMULATION = "accumulation"
     ACTIVATIONS = "activations"
-    EXCHANGE = "exchange"
     HEAD = "head"
     EXCHANGE = "exchange"
 

@@ -26,7 +26,6 @@ _COLORS = {
     Kind.CONTRIBUTIONS: "#76d7c4",
     Kind.ACCUMULATION: "#a2d9ce",
     Kind.ACTIVATIONS: "#f5b041",
-    Kind.EXCHANGE: "#f7dc6f",
     Kind.HEAD: "#dc7633",
     Kind.EXCHANGE: "#af601a",
 }
