@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from shoal.config import Config
-from shoal.fsdp import Ledger, fully_shard, fully_shard_context, microbatch, placements_for
-from shoal.models import Decoder, DecoderConfig, decoder_units, initialize
+from shoal.fsdp import Ledger, MixedPrecision, microbatch, placements_for
+from shoal.models import Decoder, DecoderConfig, initialize, shard_decoder
 from shoal.parallel.context import ContextParallel
 from shoal.plan import Kind, Plan, make_plan, read_decoder_config
 from shoal.plan.activations import Kernels, layer_bytes
@@ -28,7 +28,6 @@ GROUPED = {**DENSE, "num_attention_heads": 6, "num_key_value_heads": 2, "head_di
 def one_step(settings: Config) -> Calls:
     """Every collective of this rank's step."""
     plan, ledger, device = make_plan(settings), Ledger(), torch.device("cpu")
-    meshes = plan.topology.meshes("cpu")
     context = ContextParallel.over(
         plan.topology, device, settings.parallel.context_exchange, ledger.communicator
     )
@@ -39,12 +38,16 @@ def one_step(settings: Config) -> Calls:
             recompute=settings.train.recompute,
             context=context,
         )
-    with fully_shard_context(device, communicators=ledger.communicator) as schedule:
-        for unit in decoder_units(model.config):
-            levels = settings.sharding.expert if unit.expert else settings.sharding.dense
-            mesh = meshes.expert if unit.expert else meshes.dense
-            placements = placements_for(levels.outer, levels.inner)
-            fully_shard(model.get_submodule(unit.path), mesh, placements)
+    dense, expert = settings.sharding.dense, settings.sharding.expert
+    schedule = shard_decoder(
+        model,
+        plan.topology.meshes("cpu"),
+        placements_for(dense.outer, dense.inner),
+        placements_for(expert.outer, expert.inner),
+        MixedPrecision(),
+        device,
+        communicators=ledger.communicator,
+    )
     initialize(model, seed=0)
     ledger.clear()
     for index in range(plan.batches.num_microbatches):
@@ -68,7 +71,10 @@ def steps(all_settings: list[Config]) -> list[Calls]:
 def planned(plan: Plan, rank: int) -> Calls:
     calls: defaultdict[tuple[str, tuple[int, ...]], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for traffic in plan.traffic:
-        members = next(g for g in plan.topology.groups(Axis(traffic.stream.axis)) if rank in g)
+        stream = traffic.stream
+        both = stream.layers == "dense" or stream.axis == "expert"
+        axis = Axis(stream.axis if both else f"expert_{stream.axis}")
+        members = next(group for group in plan.topology.groups(axis) if rank in group)
         count, nbytes = calls[traffic.stream.deed, members]
         calls[traffic.stream.deed, members] = (
             count + traffic.count,
@@ -107,6 +113,34 @@ def test_every_collective_of_a_step_is_planned(
         plan = make_plan(settings)
         for rank in range(world_size):
             assert planned(plan, rank) == by_rank[rank][index], (settings, rank)
+
+
+@pytest.mark.parametrize("exchange", ["gather", "ring"])
+@pytest.mark.parametrize(("context", "expert"), [(2, 2), (2, 4), (4, 2)])
+def test_shared_experts_are_planned_with_shared_sequences(
+    ranks: RankPool, context: int, expert: int, exchange: str
+) -> None:
+    """What tokens take to their experts is up to the routing: the mean of the ranks is planned."""
+    settings = settings_of(
+        4,
+        context,
+        exchange,
+        model={"config": {**EXPERTS, "num_experts": 8}},
+        data={"seq_len": 16},
+        cluster={"nvlink_domain": 4},
+        parallel={"expert": expert},
+    )
+    plan = make_plan(settings)
+    by_rank = ranks.run(4, one_step, settings)
+    for rank, calls in enumerate(by_rank):
+        expected = planned(plan, rank)
+        assert {key: count for key, (count, _) in expected.items()} == {
+            key: count for key, (count, _) in calls.items()
+        }
+        for (deed, members), (_, nbytes) in expected.items():
+            counted = [by_rank[member][deed, members][1] for member in members]
+            assert sum(counted) == nbytes * len(members), (deed, members)
+            assert deed == "all_to_all" or counted == [nbytes] * len(members)
 
 
 def kept_bytes(settings: Config) -> int:

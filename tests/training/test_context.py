@@ -250,6 +250,25 @@ def test_beside_data_parallel_ranks(ranks: RankPool, domain: int, exchange: str)
 
 
 @pytest.mark.parametrize("exchange", ["gather", "ring"])
+@pytest.mark.parametrize(("size", "expert"), [(2, 2), (2, 4), (4, 2)])
+def test_beside_shared_experts(ranks: RankPool, size: int, expert: int, exchange: str) -> None:
+    """Ranks that share a sequence share experts too, with each other or with others."""
+    sections = cluster(4, size, exchange)
+    sections["parallel"]["expert"] = expert
+    cells = [
+        Cell(
+            model="mixture",
+            length=65,
+            num_sequences=SEQUENCES,
+            micro_batch=micro_batch,
+            sections=sections,
+        )
+        for micro_batch in (2, 6)
+    ]
+    check_all(ranks, 4, cells)
+
+
+@pytest.mark.parametrize("exchange", ["gather", "ring"])
 def test_recomputed_layers_give_the_same_bits(ranks: RankPool, exchange: str) -> None:
     def outcomes(recompute: str) -> list[Outcome]:
         cell = Cell(
