@@ -14,12 +14,12 @@ from tests.e2e.shoal_process import MarkedProcess
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)  # five commands, two of which start a Ray, and two of them again
 def test_the_demo_ends_with_an_answer_and_leaves_nothing_running(tmp_path: Path) -> None:
     write_tokenizer(write_model(tmp_path / "runs" / "input" / "smollm2", vocab_size=290))
     command = [sys.executable, str(DEMO), "--root", str(tmp_path), "--steps", "2"]
     with MarkedProcess(command, tmp_path, OMP_NUM_THREADS="1") as demo:
-        assert demo.wait() == 0, demo.output
+        assert demo.wait(timeout_s=480) == 0, demo.output
         assert demo.left_running() == []
     assert "step 2/2  loss" in demo.output
     assert "--- runs/demo-export\nclass Queue:" in demo.output
