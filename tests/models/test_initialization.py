@@ -85,11 +85,12 @@ def test_initialize_fills_every_parameter_and_a_tied_head_once() -> None:
     initialize(first, 1)
     initialize(second, 1)
     initialize(other, 2)
-    assert first.lm_head.weight is first.model.embed_tokens.weight
+    assert first.get_parameter("lm_head.weight") is first.get_parameter("model.embed_tokens.weight")
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
-    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
-    assert abs(first.lm_head.weight.std().item() - 0.2) < 0.01
+    head = first.get_parameter("lm_head.weight")
+    assert not torch.equal(head, other.get_parameter("lm_head.weight"))
+    assert abs(head.std().item() - 0.2) < 0.01
     half = Decoder(config, torch.bfloat16)
     initialize(half, 1)
-    assert torch.equal(half.lm_head.weight, first.lm_head.weight.bfloat16())
+    assert torch.equal(half.get_parameter("lm_head.weight"), head.bfloat16())

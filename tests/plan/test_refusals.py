@@ -38,11 +38,25 @@ ROWS: list[tuple[dict[str, Any], str, object, str, str]] = [
         "sharding.*.inner = parameters",
     ),
     (
-        {"cluster": {"workers": 2}, "parallel": {"pipeline": 2}},
+        {"cluster": {"workers": 3}, "parallel": {"pipeline": 3}},
         "parallel.pipeline",
+        3,
+        "2 layers are fewer than the stages",
+        "Use at most 2",
+    ),
+    (
+        {"cluster": {"workers": 2}, "parallel": {"pipeline": 2, "virtual_stages": 2}},
+        "parallel.virtual_stages",
         2,
-        "pipeline parallelism is not available in this version",
-        "Set it to 1",
+        "2 stages of 2 runs of layers are more runs than the model's 2 layers",
+        "Use at most 1",
+    ),
+    (
+        {"parallel": {"virtual_stages": 2}},
+        "parallel.virtual_stages",
+        2,
+        "nothing to interleave",
+        "parallel.pipeline to 2 or more",
     ),
     (
         {"cluster": {"workers": 4, "nvlink_domain": 2}, "parallel": {"context": 4}},

@@ -146,16 +146,16 @@ def run_cell(cell: Cell) -> Outcome:
     """Some steps of this rank."""
     config = cell.settings
     topology, precision = topology_of(config), resolve_precision(config)
-    model, context = build_model(config, precision, torch.device("cpu"))
+    passes = build_model(config, precision, torch.device("cpu"))
+    model = passes.model
     fill_model(model, config)
     optimizer = build_sharded_optimizer(config, model, precision)
     stepper = Stepper(
-        model,
-        context,
+        passes,
         optimizer,
         settings=config.optimizer,
         num_steps=config.train.steps,
-        readers=topology.context,
+        readers=topology.context * topology.pipeline,
     )
     place = topology.coordinates(dist.get_rank()).data
     share = cell.num_sequences // topology.data

@@ -46,11 +46,12 @@ def _config(folder: Path, number: int) -> Config:
 def _pass_on(config: Config, source: Path | None, target: Path) -> tuple[Any, torch.Tensor]:
     """Load, or train two steps from the start; save; what is held here, and logits."""
     precision = resolve_precision(config)
-    model, context = build_model(config, precision, torch.device("cpu"))
+    passes = build_model(config, precision, torch.device("cpu"))
+    model = passes.model
     optimizer = build_sharded_optimizer(config, model, precision)
     fill_model(model, config)
     if source is None:
-        stepper = Stepper(model, context, optimizer, settings=config.optimizer, num_steps=2)
+        stepper = Stepper(passes, optimizer, settings=config.optimizer, num_steps=2)
         for step in range(2):
             stepper.step(step, [sequence(dist.get_rank(), step)])
     else:
@@ -61,9 +62,11 @@ def _pass_on(config: Config, source: Path | None, target: Path) -> tuple[Any, to
     attachments = hf_attachments(MODEL)
     save(target, 2, model=model, optimizer=optimizer, counters={"step": 2}, attachments=attachments)
     with torch.no_grad():
-        logits = model(sequence(5, 0).tokens).logits
+        logits = model.parts[0](sequence(5, 0).tokens).logits
     assert logits is not None
-    return toy.held_rows(toy.Run(model=model, optimizer=optimizer, context=context)), logits
+    return toy.held_rows(
+        toy.Run(model=model, optimizer=optimizer, context=passes.contexts[0])
+    ), logits
 
 
 @pytest.fixture(scope="module")

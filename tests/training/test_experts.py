@@ -72,12 +72,11 @@ def _steps(config: Config, num_microbatches: int) -> tuple[list[float], list[flo
     """Losses, norms, and the rows that this rank holds in the end."""
     rank = dist.get_rank()
     precision = resolve_precision(config)
-    model, context = build_model(config, precision, torch.device("cpu"))
+    passes = build_model(config, precision, torch.device("cpu"))
+    model = passes.model
     fill_model(model, config)
     optimizer = build_sharded_optimizer(config, model, precision)
-    stepper = Stepper(
-        model, context, optimizer, settings=config.optimizer, num_steps=config.train.steps
-    )
+    stepper = Stepper(passes, optimizer, settings=config.optimizer, num_steps=config.train.steps)
 
     def microbatches(step: int) -> Iterator[Batch]:
         for index in range(num_microbatches):

@@ -82,12 +82,11 @@ def _steps(
     """Losses, and the rows that this rank holds, after some steps."""
     rank, share = dist.get_rank(), SEQUENCES // dist.get_world_size()
     precision = resolve_precision(config)
-    model, context = build_model(config, precision, torch.device("cpu"))
+    passes = build_model(config, precision, torch.device("cpu"))
+    model = passes.model
     fill_model(model, config)
     optimizer = build_sharded_optimizer(config, model, precision)
-    stepper = Stepper(
-        model, context, optimizer, settings=config.optimizer, num_steps=config.train.steps
-    )
+    stepper = Stepper(passes, optimizer, settings=config.optimizer, num_steps=config.train.steps)
 
     def microbatches(step: int) -> Iterator[Batch]:
         batch = _sequences(counts, step)

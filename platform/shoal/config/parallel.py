@@ -13,7 +13,11 @@ class ParallelSettings(Section):
     """``parallel``: how many ways each kind of parallelism splits the model."""
 
     pipeline: int = Field(default=1, ge=1)
-    """Pipeline stages."""
+    """Pipeline stages: runs of layers on ranks of their own, through which microbatches pass."""
+
+    virtual_stages: int = Field(default=1, ge=1)
+    """Runs of layers of each pipeline stage. More than one are interleaved: a microbatch passes
+    through all stages as many times, stages wait less for each other, and send more."""
 
     context: int = Field(default=1, ge=1)
     """Ranks that share the tokens of each sequence; they read the same ones."""

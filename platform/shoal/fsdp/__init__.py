@@ -2,7 +2,12 @@
 
 from shoal.fsdp.buffer import FlatBuffer
 from shoal.fsdp.communicator import Communicator, Pending
-from shoal.fsdp.fully_shard import fully_shard, fully_shard_context, microbatch
+from shoal.fsdp.fully_shard import (
+    CommunicatorFactory,
+    fully_shard,
+    fully_shard_context,
+    microbatch,
+)
 from shoal.fsdp.inventory import (
     BytesAtRest,
     bytes_at_rest,
@@ -26,12 +31,13 @@ from shoal.fsdp.precision import MixedPrecision
 from shoal.fsdp.schedule import Schedule
 from shoal.fsdp.sharded import ShardedParameter
 from shoal.fsdp.share import Share
-from shoal.fsdp.transport import Transport, communicator_for
+from shoal.fsdp.transport import Transport, bound_waits, communicator_for
 
 __all__ = [
     "BytesAtRest",
     "Collective",
     "Communicator",
+    "CommunicatorFactory",
     "FlatBuffer",
     "GlobalLayout",
     "Ledger",
@@ -46,6 +52,7 @@ __all__ = [
     "ShardedParameter",
     "Share",
     "Transport",
+    "bound_waits",
     "bytes_at_rest",
     "clip_gradients",
     "communicator_for",

@@ -12,7 +12,7 @@ parameters are this rank's rows of the main weights; any torch optimizer can upd
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -109,6 +109,7 @@ def fully_shard(
     precision: MixedPrecision | None = None,
     grad_divisor: float = 1.0,
     share: Share | None = None,
+    copies: Collection[nn.Parameter] = (),
 ) -> None:
     """Shard, in place, the parameters beneath ``module`` that no inner unit owns.
 
@@ -124,6 +125,10 @@ def fully_shard(
             size of the expert axis for experts, whose gradients sum over the tokens of its ranks.
         share: Which rows of whole parameters these are, where other ranks hold the others; whoever
             saves or loads them sees whole parameters and this rank's rows of them.
+        copies: Parameters beneath ``module`` that the ranks of another mesh hold as well, and stand
+            for: here they count in no norm and are nobody's primary. They get buffers of their own,
+            laid out like those of a unit that holds nothing else. Whoever holds both sides adds
+            their gradients up.
 
     Raises:
         ConfigError: where module, mesh, placements or divisor do not fit each other.
@@ -145,8 +150,9 @@ def fully_shard(
             grad_divisor=grad_divisor,
             lanes=construction.schedule.lanes,
             share=share or Share(),
+            is_copy=any(slots[0][0].parameter is copy for copy in copies),
         )
-        for slots in partition(owned_parameters(module))
+        for slots in partition(owned_parameters(module), copies)
     ]
     unit = Unit(module, groups)
     construction.schedule.register(unit)

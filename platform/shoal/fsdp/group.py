@@ -61,10 +61,13 @@ class ParameterGroup:
         grad_divisor: float,
         lanes: Lanes,
         share: Share,
+        is_copy: bool = False,
     ) -> None:
         originals = [places[0].parameter for places in slots]
         compute_dtype = precision.compute or originals[0].dtype
         self.grid = grid
+        self.is_copy = is_copy
+        """Whether ranks of another mesh stand for these parameters."""
         self.placements = placements
         self.share = share
         self.layout = GlobalLayout.build(
@@ -127,7 +130,9 @@ class ParameterGroup:
 
     @property
     def primary(self) -> bool:
-        """Whether this rank is the first of those with equal main weights."""
+        """Whether this rank is the first of those with equal main weights, and stands for them."""
+        if self.is_copy:
+            return False
         kinds = zip(self.placements.optimizer, self.grid.ranks, strict=True)
         return all(rank == 0 for kind, rank in kinds if isinstance(kind, Replicate))
 

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from shoal.fsdp.communicator import Communicator, Counts, Pending
 from shoal.fsdp.transport import Transport, communicator_for
 
-Deed = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
+Deed = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Collective:
 
     deed: Deed
     ranks: tuple[int, ...]
-    """Global ranks of the axis."""
+    """Global ranks of the axis; of a message, who sends it and who receives it."""
     dtype: torch.dtype
     """What travels."""
     nbytes: int
@@ -43,6 +43,13 @@ class Ledger:
         """The communicator of an axis, recorded here."""
         ranks = tuple(dist.get_process_group_ranks(group))
         return _Recorded(communicator_for(group, device, self._transport), self, ranks)
+
+    def sent(self, source: int, target: int, tensor: torch.Tensor) -> None:
+        """One message from this rank to another was begun."""
+        message = Collective(
+            deed="send", ranks=(source, target), dtype=tensor.dtype, nbytes=_nbytes(tensor)
+        )
+        self.collectives.append(message)
 
     def clear(self) -> None:
         """Forget the collectives, and start a new peak from the memory in use."""

@@ -1,6 +1,8 @@
 """The norm of all gradients of a model whose parts live on several meshes.
 
 norm² = Σ over ranks, parameters of ‖local gradient‖² / (ranks with the same rows)
+
+Copies of parameters for which other ranks stand are left out of the sum, and clipped all the same.
 """
 
 from __future__ import annotations
@@ -9,51 +11,64 @@ import torch
 from torch import nn
 
 from shoal.errors import ConfigError, WorkError
+from shoal.fsdp.communicator import Communicator
 from shoal.fsdp.grid import Grid
 from shoal.fsdp.group import ParameterGroup
 from shoal.fsdp.inventory import groups_of
 
 
-def gradient_norm(model: nn.Module) -> torch.Tensor:
+def gradient_norm(model: nn.Module, *, beyond: Communicator | None = None) -> torch.Tensor:
     """The 2-norm of the whole model's final gradients, equal bit for bit on every rank (0-d, fp32).
 
     Every rank calls it. Parameters on a smaller mesh, such as experts, count over the larger one
-    that contains it.
+    that contains it. ``beyond`` joins the ranks whose meshes hold other parts of the model.
 
     Raises:
         ConfigError: where no unit's mesh contains the ranks of all the others.
         WorkError: while gradients wait for the last microbatch.
     """
-    groups = [group for group in groups_of(model) if group.gradients is not None]
+    every = list(groups_of(model))
+    groups = [group for group in every if group.gradients is not None]
     if any(group.unfinished for group in groups):
         raise WorkError("Gradients have no norm yet: they wait for the step's last microbatch.")
-    if not groups:
+    if not groups and beyond is None:
         return torch.zeros(())
-    grid = _covering(groups)
-    total = torch.zeros(1, dtype=torch.float64, device=grid.device)
+    total = torch.zeros(1, dtype=torch.float64, device=every[0].grid.device)
     for group in groups:
-        total += _sum_of_squares(group) / group.num_replicas
-    for axis in reversed(grid.active):
-        communicator = grid.communicators[axis]
-        communicator.all_reduce(total, total, accumulate_dtype=torch.float64).wait()
+        if not group.is_copy:
+            total += _sum_of_squares(group) / group.num_replicas
+    for communicator in (*_communicators(groups), beyond):
+        if communicator is not None:
+            communicator.all_reduce(total, total, accumulate_dtype=torch.float64).wait()
     return total.sqrt().to(torch.float32)[0]
 
 
-def clip_gradients(model: nn.Module, max_norm: float) -> torch.Tensor:
+def clip_gradients(
+    model: nn.Module, max_norm: float, *, beyond: Communicator | None = None
+) -> torch.Tensor:
     """Scale all gradients so that their norm is at most ``max_norm``; returns the norm before.
 
     As ``torch.nn.utils.clip_grad_norm_``: the factor is ``max_norm / (norm + 1e-6)``, at most 1,
-    and a norm that is not finite makes gradients that are not. Every rank calls it.
+    and a norm that is not finite makes gradients that are not. Every rank calls it; for ``beyond``
+    see ``gradient_norm``.
     """
     if not max_norm > 0:
         raise ConfigError("clip", max_norm, "it must be above zero", "Leave it out to not clip")
-    norm = gradient_norm(model)
+    norm = gradient_norm(model, beyond=beyond)
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for group in groups_of(model):
         gradients = _gradients(group)
         if gradients:
             torch._foreach_mul_(gradients, factor.to(gradients[0].device))
     return norm
+
+
+def _communicators(groups: list[ParameterGroup]) -> list[Communicator]:
+    """Those of the ranks that hold any of the groups, innermost first."""
+    if not groups:
+        return []
+    grid = _covering(groups)
+    return [grid.communicators[axis] for axis in reversed(grid.active)]
 
 
 def _covering(groups: list[ParameterGroup]) -> Grid:

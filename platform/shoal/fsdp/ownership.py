@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import nn
@@ -31,12 +31,19 @@ def owned_parameters(module: nn.Module) -> list[tuple[Slot, ...]]:
     return [tuple(slots) for slots in places.values()]
 
 
-def partition(parameters: list[tuple[Slot, ...]]) -> list[list[tuple[Slot, ...]]]:
-    """Parameters by dtype and by whether they are frozen, in order of appearance."""
-    groups: dict[tuple[torch.dtype, bool], list[tuple[Slot, ...]]] = {}
+def partition(
+    parameters: list[tuple[Slot, ...]], apart: Collection[nn.Parameter] = ()
+) -> list[list[tuple[Slot, ...]]]:
+    """Parameters by dtype and by whether they are frozen, in order of appearance.
+
+    Those ``apart`` share no group with others.
+    """
+    identities = {id(parameter) for parameter in apart}
+    groups: dict[tuple[torch.dtype, bool, bool], list[tuple[Slot, ...]]] = {}
     for slots in parameters:
         parameter = slots[0].parameter
-        groups.setdefault((parameter.dtype, parameter.requires_grad), []).append(slots)
+        key = (parameter.dtype, parameter.requires_grad, id(parameter) in identities)
+        groups.setdefault(key, []).append(slots)
     return list(groups.values())
 
 

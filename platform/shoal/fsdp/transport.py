@@ -38,14 +38,14 @@ def communicator_for(
 ) -> Communicator:
     """The communicator for one mesh axis; called by every rank of ``group`` in the same order.
 
-    ``device`` is where the buffers live. ``group`` gets the timeout of the default group, as groups
-    do not by themselves; so one setting bounds every wait for a peer that hangs.
+    ``device`` is where the buffers live. ``group`` gets the timeout of the default group, so that
+    one setting bounds every wait for a peer that hangs.
 
     Raises:
         NotShared: where ranks that cannot share memory were told to.
         PeerLost: if another rank is lost meanwhile.
     """
-    _set_pg_timeout(timedelta(seconds=_timeout_s(_world(), device)), group)
+    bound_waits(group, device)
     if device.type == "cuda":
         return NcclCommunicator(group, device)
     if group.size() == 1 or transport is Transport.GLOO:
@@ -58,6 +58,14 @@ def communicator_for(
         if group.rank() == 0:
             _logger.warning("an axis of %d ranks uses sockets: %s", group.size(), reason)
         return GlooCommunicator(group)
+
+
+def bound_waits(group: ProcessGroup, device: torch.device) -> None:
+    """Give ``group`` the timeout of the default group, which new groups do not get by themselves.
+
+    ``device`` is where the tensors are that travel in it.
+    """
+    _set_pg_timeout(timedelta(seconds=_timeout_s(_world(), device)), group)
 
 
 def _world() -> ProcessGroup:

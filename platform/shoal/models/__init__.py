@@ -1,24 +1,30 @@
 """Decoders in the image of their Hugging Face configs: building, filling, sharding, writing."""
 
 from shoal.models.config import DecoderConfig, ExpertsConfig
-from shoal.models.decoder import Decoder, DecoderOutput
+from shoal.models.decoder import Carried, Decoder, DecoderOutput
 from shoal.models.export import write_hf_folder
 from shoal.models.hf_folder import HFWeights, read_hf_config
 from shoal.models.importing import import_model
 from shoal.models.initialization import InitialWeights, initialize
 from shoal.models.names import ExpertLayout, parameter_shapes
+from shoal.models.part import Part, split_decoder
 from shoal.models.sharding import ShardedUnit, decoder_units, shard_decoder
+from shoal.models.stage import EMBEDDING, DecoderStage
 from shoal.models.weight_source import WeightSource, whole_tensors
 from shoal.models.weights import load_weights
 
 __all__ = [
+    "Carried",
     "Decoder",
     "DecoderConfig",
     "DecoderOutput",
+    "DecoderStage",
+    "EMBEDDING",
     "ExpertLayout",
     "ExpertsConfig",
     "HFWeights",
     "InitialWeights",
+    "Part",
     "ShardedUnit",
     "WeightSource",
     "decoder_units",
@@ -28,6 +34,7 @@ __all__ = [
     "parameter_shapes",
     "read_hf_config",
     "shard_decoder",
+    "split_decoder",
     "whole_tensors",
     "write_hf_folder",
 ]

@@ -20,12 +20,25 @@ class BalanceLoss:
     def __init__(self) -> None:
         self._visits: list[torch.Tensor] = []
         self._mass: list[torch.Tensor] = []
+        self._num_layers = 0
 
-    def add(self, visits: torch.Tensor | None, mass: torch.Tensor | None) -> None:
-        """Take one layer's report, ``[B, E]`` each; None from a dense layer."""
+    def add(
+        self, visits: torch.Tensor | None, mass: torch.Tensor | None, *, num_layers: int = 1
+    ) -> None:
+        """Take a layer's report, or the sums of ``num_layers`` layers' reports, ``[B, E]`` each.
+
+        None comes from a dense layer.
+        """
         if visits is not None and mass is not None:
             self._visits.append(visits)
             self._mass.append(mass)
+            self._num_layers += num_layers
+
+    def sums(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The reports so far added up, ``[B, E]`` each; None without any."""
+        if not self._visits:
+            return None
+        return torch.stack(self._visits).sum(dim=0), torch.stack(self._mass).sum(dim=0)
 
     def total(self, length: int, context: ContextParallel | None) -> torch.Tensor | None:
         """Sum of the sequences' losses, fp32 scalar; None if no layer reported.
@@ -34,12 +47,12 @@ class BalanceLoss:
         each gets a part of the sum, made of the visits of all and its own tokens' probabilities:
         the loss is linear in these, so the parts and their gradients add up to those of the whole.
         """
-        if not self._visits:
+        sums = self.sums()
+        if sums is None:
             return None
-        tokens = length * len(self._visits)
-        visits = torch.stack(self._visits).sum(dim=0)
+        tokens = length * self._num_layers
+        visits, mass = sums
         if context is not None:
             visits = context.total(visits)
-        visits = visits / tokens
-        mass = torch.stack(self._mass).sum(dim=0) / tokens
+        visits, mass = visits / tokens, mass / tokens
         return visits.shape[1] * (visits * mass).sum()

@@ -1,7 +1,13 @@
-"""The decoder: embedding, layers, norm, head. Parameters have their Hugging Face names."""
+"""The decoder: embedding, layers, norm, head. Parameters have their Hugging Face names.
+
+A part of it (``Part``) holds a run of layers, under the same names as in the whole, and passes on
+what the next part takes (``Carried``). The last part of a decoder with a tied head holds the
+embedding table too, as its head: the first part's is the same parameter, on other ranks.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -17,10 +23,24 @@ from shoal.models.embedding import Embedding
 from shoal.models.layer import DecoderLayer
 from shoal.models.linear import Linear
 from shoal.models.norm import RMSNorm
+from shoal.models.part import Part
 from shoal.models.rotary import rotary_angles
 from shoal.parallel.context import ContextParallel
+from shoal.parallel.pipeline import Boundary
 
 Recompute = Literal["none", "layer"]
+
+
+class Carried(NamedTuple):
+    """What one part of a decoder hands to the next."""
+
+    hidden: torch.Tensor
+    """``[B, S, H]`` in the model's dtype."""
+    visits: torch.Tensor | None = None
+    """Of a decoder with mixtures of experts: visits of each expert so far, ``[B, E]`` fp32."""
+    mass: torch.Tensor | None = None
+    """Likewise the sums of probabilities so far, ``[B, E]`` fp32; unlike visits it has a
+    gradient."""
 
 
 class DecoderOutput(NamedTuple):
@@ -35,22 +55,28 @@ class DecoderOutput(NamedTuple):
     its coefficient, fp32 scalar."""
     log_probabilities: torch.Tensor | None = None
     """Where asked for: the log-probability of each label, ``[B, S]`` fp32, 0 where it is -100."""
+    carried: Carried | None = None
+    """Of a part that is not the last, in the place of everything else."""
 
 
 class _Trunk(nn.Module):
     """What Hugging Face calls the model: everything but the head. It only holds the names."""
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: DecoderConfig, part: Part, dtype: torch.dtype) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, layer, dtype) for layer in range(config.num_layers)
+        vocabulary, hidden = config.vocab_size, config.hidden_size
+        tied_head = part.is_last and config.tie_word_embeddings
+        self.embed_tokens = (
+            Embedding(vocabulary, hidden, dtype) if part.is_first or tied_head else None
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.layers = nn.ModuleDict(
+            {str(layer): DecoderLayer(config, layer, dtype) for layer in part.layers}
+        )
+        self.norm = RMSNorm(hidden, config.rms_norm_eps, dtype) if part.is_last else None
 
 
 class Decoder(nn.Module):
-    """A causal language model, dense or with mixtures of experts.
+    """A causal language model, dense or with mixtures of experts, or a part of one.
 
     Matrices are left unfilled: ``initialize`` or ``load_weights`` fills them, also when the model
     was built under ``torch.device("meta")`` and sharded before.
@@ -63,6 +89,7 @@ class Decoder(nn.Module):
         *,
         recompute: Recompute = "none",
         context: ContextParallel | None = None,
+        part: Part | None = None,
     ) -> None:
         """Make the modules.
 
@@ -71,15 +98,40 @@ class Decoder(nn.Module):
             dtype: Of all parameters.
             recompute: ``layer`` keeps only each layer's input and computes the rest in backward.
             context: The ranks that share the tokens of each sequence; each computes its own part.
+            part: Which layers; unset, the whole.
         """
         super().__init__()
         self.config = config
+        self.dtype = dtype
         self.recompute = recompute
         self.context = context
-        self.model = _Trunk(config, dtype)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype, bias=False)
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
+        self.part = part or Part(layers=range(config.num_layers))
+        self.model = _Trunk(config, self.part, dtype)
+        self.lm_head: Linear | None = None
+        if self.part.is_last:
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype, bias=False)
+            if config.tie_word_embeddings:
+                assert self.model.embed_tokens is not None
+                self.lm_head.weight = self.model.embed_tokens.weight
+
+    @property
+    def copies(self) -> tuple[nn.Parameter, ...]:
+        """The table of a tied head, where it is a part's that the first part's stands for."""
+        if self.part.is_first or self.model.embed_tokens is None:
+            return ()
+        return (self.model.embed_tokens.weight,)
+
+    def boundary(self, tokens: torch.Tensor) -> tuple[Boundary, ...]:
+        """What parts hand to each other for ``tokens`` ``[B, S]``: the tensors of ``Carried``."""
+        batch, length = self._own(tokens).shape
+        shape = (batch, length, self.config.hidden_size)
+        hidden = Boundary(shape=shape, dtype=self.dtype, has_gradient=True)
+        if not any(self.config.sparse_layers):
+            return (hidden,)
+        assert self.config.experts is not None
+        sums = (batch, self.config.experts.num_experts)
+        visits = Boundary(shape=sums, dtype=torch.float32, has_gradient=False)
+        return hidden, visits, replace(visits, has_gradient=True)
 
     def forward(
         self,
@@ -89,17 +141,22 @@ class Decoder(nn.Module):
         documents: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         each_label: bool = False,
+        carried: Carried | None = None,
     ) -> DecoderOutput:
-        """Logits of ``tokens``, or with ``labels`` their loss; all arguments ``[B, S]`` int64.
+        """Logits of ``tokens``, or with ``labels`` their loss; both ``[B, S]`` int64.
 
         ``positions`` count from 0 along each sequence where unset. A token attends within its run
         of equal numbers in ``documents``. ``labels`` are already shifted; -100 counts nothing.
-        ``each_label`` gives their log-probabilities one by one in the place of the loss.
+        ``each_label`` gives their log-probabilities one by one in the place of the loss. Parts but
+        the first take ``carried`` from the one before, and of ``tokens`` only the shape.
 
         With context parallelism every rank of the group is given all of S and returns what concerns
         its own tokens: their logits or log-probabilities, their part of the loss.
         """
-        hidden, auxiliary = self._hidden(tokens, positions, documents)
+        hidden, balance = self._hidden(tokens, positions, documents, carried)
+        if self.lm_head is None:
+            return DecoderOutput(None, None, None, carried=self._carry(hidden, balance))
+        auxiliary = balance.total(tokens.shape[1], self.context)
         labels = None if labels is None else self._own(labels)
         if labels is None:
             return DecoderOutput(ops.logits(hidden, self.lm_head.weight), None, auxiliary)
@@ -115,8 +172,9 @@ class Decoder(nn.Module):
         tokens: torch.Tensor,
         positions: torch.Tensor | None,
         documents: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The head's input ``[B, S, H]`` and the load-balancing loss."""
+        carried: Carried | None = None,
+    ) -> tuple[torch.Tensor, BalanceLoss]:
+        """What the head or the next part takes, ``[B, S, H]``, and the layers' reports."""
         config, length = self.config, tokens.shape[1]
         if config.rotary.kind == "dynamic" and length > config.max_position_embeddings:
             raise ConfigError(
@@ -126,14 +184,22 @@ class Decoder(nn.Module):
                 "differently in sequences of different lengths",
                 f"Take at most {config.max_position_embeddings}, or yarn scaling",
             )
-        hidden = self.model.embed_tokens(self._own(tokens))
+        balance = BalanceLoss()
+        hidden: torch.Tensor
+        if self.part.is_first:
+            assert self.model.embed_tokens is not None
+            hidden = self.model.embed_tokens(self._own(tokens))
+        else:
+            assert carried is not None, "a later part goes on from an earlier one"
+            hidden = carried.hidden
+            num_reports = sum(config.sparse_layers[: self.part.layers.start])
+            balance.add(carried.visits, carried.mass, num_layers=num_reports)
         if positions is None:
             positions = torch.arange(length, device=tokens.device).unsqueeze(0)
         angles = (config.rotary, config.head_dim, self._own(positions), hidden.dtype)
         cosine, sine = rotary_angles(*angles)
         attend = self._attend(tokens, documents)
-        balance = BalanceLoss()
-        for layer in self.model.layers:
+        for layer in self.model.layers.values():
             if self.recompute == "layer" and torch.is_grad_enabled():
                 hidden, visits, mass = checkpoint(
                     layer, hidden, cosine, sine, attend, use_reentrant=False
@@ -141,7 +207,15 @@ class Decoder(nn.Module):
             else:
                 hidden, visits, mass = layer(hidden, cosine, sine, attend)
             balance.add(visits, mass)
-        return self.model.norm(hidden), balance.total(length, self.context)
+        return hidden if self.model.norm is None else self.model.norm(hidden), balance
+
+    def _carry(self, hidden: torch.Tensor, balance: BalanceLoss) -> Carried:
+        if not any(self.config.sparse_layers):
+            return Carried(hidden)
+        assert self.config.experts is not None
+        shape = hidden.shape[0], self.config.experts.num_experts
+        visits, mass = balance.sums() or (hidden.new_zeros(shape, dtype=torch.float32),) * 2
+        return Carried(hidden, visits, mass)
 
     def _own(self, tensor: torch.Tensor) -> torch.Tensor:
         """The part of ``[B, S]`` that this rank computes."""

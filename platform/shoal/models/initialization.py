@@ -17,6 +17,7 @@ import torch
 
 from shoal.models.decoder import Decoder
 from shoal.models.names import parameter_shapes
+from shoal.models.stage import DecoderStage
 from shoal.models.weights import load_weights
 
 # Philox makes four words of 64 bits a count.
@@ -53,7 +54,7 @@ class InitialWeights:
         return values
 
 
-def initialize(decoder: Decoder, seed: int) -> None:
+def initialize(decoder: Decoder | DecoderStage, seed: int) -> None:
     """Fill a plain or sharded decoder with the initial weights of ``seed``, in [0, 2**63)."""
     config = decoder.config
     source = InitialWeights(parameter_shapes(config), seed, config.initializer_range)

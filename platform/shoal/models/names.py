@@ -19,6 +19,7 @@ import torch
 
 from shoal.models.config import DecoderConfig
 from shoal.models.decoder import Decoder
+from shoal.models.part import Part
 
 _EXPERTS = re.compile(r"(model\.layers\.\d+)\.mlp\.experts\.(gate_up_proj|down_proj)")
 _ROUTER = re.compile(r"(model\.layers\.\d+)\.mlp\.gate\.weight")
@@ -47,10 +48,13 @@ class Piece:
     """Rows of the parameter that it holds."""
 
 
-def parameter_shapes(config: DecoderConfig) -> dict[str, torch.Size]:
-    """Shape of every parameter by its canonical name; a tied head is not listed."""
+def parameter_shapes(config: DecoderConfig, part: Part | None = None) -> dict[str, torch.Size]:
+    """Shape of every parameter by its canonical name; a tied head is not listed.
+
+    Of a part, those that it holds.
+    """
     with torch.device("meta"):
-        decoder = Decoder(config, torch.float32)
+        decoder = Decoder(config, torch.float32, part=part)
     return {name: parameter.shape for name, parameter in decoder.named_parameters()}
 
 

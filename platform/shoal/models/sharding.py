@@ -5,10 +5,11 @@
     model.layers.N                dense     data-parallel size
     (the decoder itself)          dense     data-parallel size
 
-The decoder itself owns embedding, final norm and head. With expert parallelism each rank keeps its
-part of the experts, and the expert mesh joins the ranks with the same part. An expert sees the
-tokens of all ranks that share its set of experts, so the sum of its gradients already covers them;
-dividing by their number too makes it the average over all ranks, as everywhere else.
+The decoder itself owns embedding, final norm and head; a part of one, what it has of these. With
+expert parallelism each rank keeps its part of the experts, and the expert mesh joins the ranks with
+the same part. An expert sees the tokens of all ranks that share its set of experts, so the sum of
+its gradients already covers them; dividing by their number too makes it the average over all ranks,
+as everywhere else.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from shoal.fsdp import (
+    CommunicatorFactory,
     MixedPrecision,
     Placements,
     Schedule,
@@ -26,10 +28,10 @@ from shoal.fsdp import (
     fully_shard,
     fully_shard_context,
 )
-from shoal.fsdp.fully_shard import CommunicatorFactory
 from shoal.models.config import DecoderConfig
 from shoal.models.decoder import Decoder
 from shoal.models.experts import Experts
+from shoal.models.part import Part
 from shoal.parallel.expert import ExpertExchange
 from shoal.topology import Meshes
 
@@ -44,11 +46,11 @@ class ShardedUnit:
     """Whether it lives on the expert mesh."""
 
 
-def decoder_units(config: DecoderConfig) -> tuple[ShardedUnit, ...]:
-    """The units of a decoder in the order of wrapping: inner ones first."""
+def decoder_units(config: DecoderConfig, part: Part | None = None) -> tuple[ShardedUnit, ...]:
+    """The units of a decoder, or of a part, in the order of wrapping: inner ones first."""
     units = []
-    for layer, sparse in enumerate(config.sparse_layers):
-        if sparse:
+    for layer in range(config.num_layers) if part is None else part.layers:
+        if config.sparse_layers[layer]:
             units.append(ShardedUnit(path=f"model.layers.{layer}.mlp.experts", expert=True))
         units.append(ShardedUnit(path=f"model.layers.{layer}", expert=False))
     return (*units, ShardedUnit(path="", expert=False))
@@ -74,7 +76,7 @@ def shard_decoder(
     """
     share = _share_experts(decoder, meshes, torch.device(device), communicators)
     with fully_shard_context(device, communicators=communicators) as context:
-        for unit in decoder_units(decoder.config):
+        for unit in decoder_units(decoder.config, decoder.part):
             fully_shard(
                 decoder.get_submodule(unit.path),
                 meshes.expert if unit.expert else meshes.dense,
@@ -82,6 +84,7 @@ def shard_decoder(
                 precision=precision,
                 grad_divisor=share.count if unit.expert else 1,
                 share=share if unit.expert else None,
+                copies=() if unit.path else decoder.copies,
             )
     return context
 

@@ -5,26 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import torch
+from torch import nn
 
 from shoal.errors import ConfigError
-from shoal.fsdp import ShardedParameter, sharded_parameters, sync_weights
-from shoal.fsdp.unit import unit_of
+from shoal.fsdp import ShardedParameter, is_sharded, sharded_parameters, sync_weights
 from shoal.models.decoder import Decoder
+from shoal.models.names import parameter_shapes
+from shoal.models.stage import DecoderStage
 from shoal.models.weight_source import WeightSource
 
 _CHUNK_BYTES = 16 * 2**20
 _NAMES_SHOWN = 3
 
 
-def load_weights(model: Decoder, source: WeightSource) -> None:
+def load_weights(model: Decoder | DecoderStage, source: WeightSource) -> None:
     """Fill a plain or a sharded decoder; of a sharded one only the rows held here are read.
 
-    Raises ``ConfigError`` that names what the source lacks, has too much of or has in another
-    shape, before anything is filled.
+    Also of a part the source is the whole decoder's. Raises ``ConfigError`` that names what the
+    source lacks, has too much of or has in another shape, before anything is filled.
     """
-    sharded = unit_of(model) is not None
+    sharded = is_sharded(model)
     parameters = sharded_parameters(model) if sharded else tuple(_plain_parameters(model))
-    _check({p.name: p.shape for p in parameters}, source.shapes())
+    _check(parameter_shapes(model.config), source.shapes())
     with torch.no_grad():
         for parameter in parameters:
             _fill(parameter, source)
@@ -32,7 +34,7 @@ def load_weights(model: Decoder, source: WeightSource) -> None:
         sync_weights(model)
 
 
-def _plain_parameters(model: Decoder) -> Iterator[ShardedParameter]:
+def _plain_parameters(model: nn.Module) -> Iterator[ShardedParameter]:
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise ValueError(f"{name} has no storage yet: shard the model or use to_empty first")

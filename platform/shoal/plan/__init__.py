@@ -7,7 +7,7 @@ from shoal.plan.memory import Kind, RankMemory
 from shoal.plan.model import read_decoder_config
 from shoal.plan.plan import Plan
 from shoal.plan.precision import Precision, resolve_device, resolve_precision
-from shoal.plan.refusals import topology_of
+from shoal.plan.refusals import stages_of, topology_of
 from shoal.plan.svg import draw_plan
 from shoal.plan.table import print_plan
 from shoal.plan.traffic import Traffic
@@ -26,5 +26,6 @@ __all__ = [
     "read_decoder_config",
     "resolve_device",
     "resolve_precision",
+    "stages_of",
     "topology_of",
 ]

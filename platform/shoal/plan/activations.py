@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.models import DecoderConfig, ExpertsConfig
+from shoal.models import DecoderConfig, ExpertsConfig, Part
 from shoal.models.families import QueryKeyNorm
 from shoal.ops.cross_entropy import CHUNK_BYTES
 
@@ -53,12 +53,26 @@ def activation_bytes(
     config: DecoderConfig, kernels: Kernels, num_tokens: int, *, recompute: bool
 ) -> int:
     """Bytes of activations at the peak of one microbatch of ``num_tokens`` tokens."""
-    layers = [layer_bytes(config, layer, kernels, num_tokens) for layer in range(config.num_layers)]
-    kept = sum(layers)
+    whole = Part(layers=range(config.num_layers))
+    kept = kept_bytes(config, whole, kernels, num_tokens, recompute=recompute)
+    return kept + working_bytes(config, whole, kernels, num_tokens)
+
+
+def kept_bytes(
+    config: DecoderConfig, part: Part, kernels: Kernels, num_tokens: int, *, recompute: bool
+) -> int:
+    """Bytes that a part keeps of one microbatch from its forward to its backward."""
+    kept = sum(layer_bytes(config, layer, kernels, num_tokens) for layer in part.layers)
+    hidden = num_tokens * kernels.element_bytes * config.hidden_size
     if recompute:
-        kept = config.num_layers * num_tokens * kernels.element_bytes * config.hidden_size
-    last_norm = num_tokens * kernels.norm(config.hidden_size)
-    return kept + last_norm + max(layers)
+        kept = len(part.layers) * hidden
+    # What the last layer made is kept by the norm, or to be sent.
+    return kept + (num_tokens * kernels.norm(config.hidden_size) if part.is_last else hidden)
+
+
+def working_bytes(config: DecoderConfig, part: Part, kernels: Kernels, num_tokens: int) -> int:
+    """Bytes that come on top while the layer that keeps most is in backward."""
+    return max(layer_bytes(config, layer, kernels, num_tokens) for layer in part.layers)
 
 
 def layer_bytes(config: DecoderConfig, layer: int, kernels: Kernels, num_tokens: int) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from shoal.config import Config
-from shoal.models import DecoderConfig
+from shoal.models import DecoderConfig, Part
 from shoal.parallel.context import SequenceCut
 from shoal.plan.batches import Batches
 from shoal.plan.group import Deed
@@ -38,6 +38,12 @@ class ContextPlan:
     topology: Topology
     batches: Batches
     compute: torch.dtype
+
+    stage: int
+    """Pipeline stage of the group."""
+
+    parts: tuple[Part, ...]
+    """What the stage holds of the model."""
 
     @property
     def tokens_per_rank(self) -> int:
@@ -62,7 +68,8 @@ class ContextPlan:
         """The group's collectives of one step, as each rank takes part in them."""
         if self._size == 1:
             return
-        microbatches, layers = self.batches.num_microbatches, self.decoder.num_layers
+        microbatches = self.batches.num_microbatches
+        layers = sum(len(part.layers) for part in self.parts)
         passes = 3 if self.config.train.recompute == "layer" else 2
         share, wide = self._share * self.compute.itemsize, self._share * FP32_BYTES
         times = layers * microbatches
@@ -76,7 +83,8 @@ class ContextPlan:
             whole = self._size * share
             yield self._traffic("keys and values", "all_gather", passes * times, whole)
             yield self._traffic("gradients of keys and values", "reduce_scatter", times, whole)
-        if self.decoder.experts is not None and any(self.decoder.sparse_layers):
+        makes_loss = any(part.is_last for part in self.parts)
+        if self.decoder.experts is not None and any(self.decoder.sparse_layers) and makes_loss:
             counts = self.batches.micro_batch * self.decoder.experts.num_experts * FP32_BYTES
             yield self._traffic("visits of experts", "all_reduce", microbatches, counts)
 
@@ -95,5 +103,12 @@ class ContextPlan:
         return 2 * self.tokens_per_rank * width
 
     def _traffic(self, what: What, deed: Deed, count: int, payload: int) -> Traffic:
-        stream = Stream(layers="dense", what=what, deed=deed, axis="context", group_size=self._size)
+        stream = Stream(
+            stage=self.stage,
+            layers="dense",
+            what=what,
+            deed=deed,
+            axis="context",
+            group_size=self._size,
+        )
         return Traffic(stream=stream, count=count, payload_bytes=count * payload)

@@ -12,7 +12,7 @@ import torch
 from shoal.fsdp import GlobalLayout, Partial, Placement, Placements, Replicate, Shard
 
 Layers = Literal["dense", "expert"]
-Deed = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
+Deed = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,9 @@ class Group:
     """Ranks on the outer and on the inner axis."""
 
     formats: Formats
+
+    is_copy: bool = False
+    """Whether another stage holds the same parameters and stands for them."""
 
     def run(self, placements: Sequence[Placement]) -> int:
         """Elements that one rank holds under ``placements``; every rank holds as many."""

@@ -4,54 +4,73 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 
 import torch
 
 from shoal.config import ShardingSettings
 from shoal.fsdp import GlobalLayout, placements_for
-from shoal.models import DecoderConfig, decoder_units, parameter_shapes
+from shoal.models import EMBEDDING, DecoderConfig, Part, decoder_units, parameter_shapes
 from shoal.plan.group import Formats, Group, Layers
 from shoal.topology import Topology
 
 
 def decoder_groups(
-    config: DecoderConfig, sharding: ShardingSettings, topology: Topology, formats: Formats
+    config: DecoderConfig,
+    part: Part,
+    sharding: ShardingSettings,
+    topology: Topology,
+    formats: Formats,
 ) -> tuple[Group, ...]:
-    """One group for each unit of the decoder, in the order of forward: outer ones first."""
+    """One group for each unit of a part, in the order of forward: outer ones first.
+
+    A table that the first part stands for is a group of its own.
+    """
     sizes: dict[Layers, tuple[int, int]] = {
         "dense": (topology.outer, topology.inner),
         "expert": (topology.expert_outer, topology.expert_inner),
     }
+    degrees: dict[Layers, int] = {"dense": 1, "expert": topology.expert}
     levels = {"dense": sharding.dense, "expert": sharding.expert}
     kinds: dict[str, Layers] = {
-        unit.path: "expert" if unit.expert else "dense" for unit in decoder_units(config)
+        unit.path: "expert" if unit.expert else "dense" for unit in decoder_units(config, part)
     }
-    shapes = _owned_shapes(config, list(kinds))
-    for unit, kind in kinds.items():
-        if kind == "expert":
-            shapes[unit] = [_part(shape, topology.expert) for shape in shapes[unit]]
+    owned = _owned_shapes(config, part, sorted(kinds, key=_place))
     return tuple(
         Group(
             unit=unit,
             layers=kinds[unit],
-            layout=GlobalLayout.build(shapes[unit], math.prod(sizes[kinds[unit]])),
+            layout=GlobalLayout.build(
+                [_part(shape, degrees[kinds[unit]]) for shape in shapes],
+                math.prod(sizes[kinds[unit]]),
+            ),
             placements=placements_for(levels[kinds[unit]].outer, levels[kinds[unit]].inner),
             sizes=sizes[kinds[unit]],
             formats=formats,
+            is_copy=is_copy,
         )
-        for unit in sorted(kinds, key=_place)
+        for unit, shapes, is_copy in owned
     )
 
 
-def _owned_shapes(config: DecoderConfig, units: list[str]) -> dict[str, list[torch.Size]]:
-    """Shapes of the parameters that each unit owns: those beneath it and no inner unit."""
-    shapes: dict[str, list[torch.Size]] = {unit: [] for unit in units}
-    for name, shape in parameter_shapes(config).items():
+def _owned_shapes(
+    config: DecoderConfig, part: Part, units: list[str]
+) -> Iterator[tuple[str, list[torch.Size], bool]]:
+    """Each unit with the shapes of what it owns: what is beneath it and beneath no inner unit.
+
+    The third says whether they are copies.
+    """
+    owned: dict[str, dict[str, torch.Size]] = {unit: {} for unit in units}
+    for name, shape in parameter_shapes(config, part).items():
         owner = name
-        while owner not in shapes:
+        while owner not in owned:
             owner = owner.rpartition(".")[0]
-        shapes[owner].append(shape)
-    return shapes
+        owned[owner][name] = shape
+    for unit, shapes in owned.items():
+        if not part.is_first and EMBEDDING in shapes:
+            yield unit, [shapes.pop(EMBEDDING)], True
+        if shapes:
+            yield unit, list(shapes.values()), False
 
 
 def _part(shape: torch.Size, degree: int) -> torch.Size:

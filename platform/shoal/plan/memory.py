@@ -7,7 +7,8 @@ come on top:
     contributions   what backward makes, full size in the compute format: of the same units, one
                     being made while its neighbour's is reduced, and once more what peers send
     accumulation    sums over microbatches, where they cannot use the memory of the gradients
-    activations     see ``shoal.plan.activations``
+    activations     see ``shoal.plan.activations``; in a pipeline, of all microbatches in flight,
+                    and messages that may still be on their way
     head            a chunk of logits and the gradients that the loss computes ahead
     exchange        rows on their way to experts that ranks share, of an even routing; keys and
                     values of a layer, with their gradients, among ranks that share sequences
@@ -88,12 +89,12 @@ def moment_bytes(
 
 
 def whole_weight_bytes(groups: Sequence[Group]) -> int:
-    """Bytes of whole weights at the fullest moment; ``groups`` in the order of forward."""
+    """Bytes of whole weights at the fullest moment; one part's ``groups`` in forward order."""
     return _fullest(groups, [group.whole_weight_bytes for group in groups])
 
 
 def contribution_bytes(groups: Sequence[Group]) -> int:
-    """Bytes of contributions at the fullest moment; ``groups`` in the order of forward."""
+    """Bytes of contributions at the fullest moment; one part's ``groups`` in forward order."""
     sizes = [group.partial_bytes for group in groups]
     return _fullest(groups, sizes) + max(sizes)
 

@@ -34,11 +34,17 @@ class Plan:
     levels: dict[str, AxisLevels]
     """Levels of sharding of ``dense`` and ``expert`` layers."""
 
+    layers: tuple[tuple[range, ...], ...]
+    """Layers of each pipeline stage; several runs of them where it has virtual stages."""
+
+    bubble_share: float
+    """Share of the step in which a stage waits for others, if all layers take as long."""
+
     memory: tuple[RankMemory, ...]
     """Bytes of every rank, by rank."""
 
     traffic: tuple[Traffic, ...]
-    """Collectives of one step, the same on every rank."""
+    """Collectives and messages of one step, the same on every rank of a stage."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -55,6 +61,10 @@ class Plan:
             },
             "sharding": {
                 kind: levels.model_dump(mode="json") for kind, levels in self.levels.items()
+            },
+            "pipeline": {
+                "layers": [[list(layers) for layers in runs] for runs in self.layers],
+                "bubble_share": self.bubble_share,
             },
             "batches": {**asdict(self.batches), "tokens": self.batches.tokens},
             "ranks": [

@@ -19,6 +19,7 @@ from shoal.fsdp import placements_for
 from shoal.models import DecoderConfig, HFWeights
 from shoal.parallel.context import SequenceCut, check_dropout
 from shoal.parallel.expert import check_expert_degree
+from shoal.parallel.pipeline import Stages
 from shoal.plan.batches import Batches
 from shoal.plan.machine import Machine
 from shoal.plan.model import read_decoder_config
@@ -73,6 +74,12 @@ def topology_of(config: Config) -> Topology:
     )
 
 
+def stages_of(config: Config) -> Stages:
+    """The pipeline that ``parallel`` describes."""
+    parallel = config.parallel
+    return Stages(num_stages=parallel.pipeline, virtual=parallel.virtual_stages)
+
+
 def _tensor(facts: Facts) -> Iterator[ConfigError]:
     for name in ("tensor", "expert_tensor"):
         degree = getattr(facts.config.parallel, name)
@@ -84,13 +91,6 @@ def _tensor(facts: Facts) -> Iterator[ConfigError]:
             )
             remedy = "Set it to 1; sharding.*.inner = parameters saves the same memory"
             yield ConfigError(f"parallel.{name}", degree, problem, remedy)
-
-
-def _later_degrees(facts: Facts) -> Iterator[ConfigError]:
-    degree = facts.config.parallel.pipeline
-    if degree != 1:
-        problem = "pipeline parallelism is not available in this version"
-        yield ConfigError("parallel.pipeline", degree, problem, "Set it to 1")
 
 
 def _experts(facts: Facts) -> Iterator[ConfigError]:
@@ -106,6 +106,28 @@ def _experts(facts: Facts) -> Iterator[ConfigError]:
         check_expert_degree(experts.num_experts, degree)
     except ConfigError as error:
         yield error
+
+
+def _pipeline(facts: Facts) -> Iterator[ConfigError]:
+    parallel, decoder = facts.config.parallel, facts.decoder
+    if parallel.virtual_stages > 1 and parallel.pipeline == 1:
+        problem = "with one pipeline stage there is nothing to interleave"
+        remedy = "Set it to 1, or parallel.pipeline to 2 or more"
+        yield ConfigError("parallel.virtual_stages", parallel.virtual_stages, problem, remedy)
+        return
+    if decoder is None or stages_of(facts.config).num_chunks <= decoder.num_layers:
+        return
+    layers = decoder.num_layers
+    if parallel.pipeline > layers:
+        problem = f"the model's {layers} layers are fewer than the stages"
+        yield ConfigError("parallel.pipeline", parallel.pipeline, problem, f"Use at most {layers}")
+    else:
+        problem = (
+            f"{parallel.pipeline} stages of {parallel.virtual_stages} runs of layers are more runs "
+            f"than the model's {layers} layers"
+        )
+        remedy = f"Use at most {layers // parallel.pipeline}"
+        yield ConfigError("parallel.virtual_stages", parallel.virtual_stages, problem, remedy)
 
 
 def _levels(facts: Facts) -> Iterator[ConfigError]:
@@ -218,7 +240,7 @@ def _resume(facts: Facts) -> Iterator[ConfigError]:
 
 RULES: tuple[Callable[[Facts], Iterator[ConfigError]], ...] = (
     _tensor,
-    _later_degrees,
+    _pipeline,
     _experts,
     _levels,
     _batch,

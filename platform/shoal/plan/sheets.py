@@ -34,6 +34,8 @@ def sheets(plan: Plan) -> Iterator[Sheet]:
     """Every sheet, in the order in which they are read."""
     yield _run(plan)
     yield _mesh(plan)
+    if len(plan.layers) > 1:
+        yield _stages(plan)
     yield _ranks(plan)
     yield _memory(plan)
     yield _traffic(plan)
@@ -87,6 +89,26 @@ def _mesh(plan: Plan) -> Sheet:
     )
 
 
+def _stages(plan: Plan) -> Sheet:
+    size, rows = plan.topology.stage, []
+    for stage, runs in enumerate(plan.layers):
+        ranks = range(stage * size, (stage + 1) * size)
+        layers = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+        at_rest = max(plan.memory[rank].at_rest for rank in ranks)
+        peak = max(plan.memory[rank].peak for rank in ranks)
+        first, last = ranks[0], ranks[-1]
+        names = f"{first}-{last}" if size > 1 else f"{first}"
+        rows.append((str(stage), names, layers, bytes_text(at_rest), bytes_text(peak)))
+    return Sheet(
+        title="Pipeline stages",
+        header=("stage", "ranks", "layers", "at rest", "at peak"),
+        rows=tuple(rows),
+        numeric=frozenset({0, 3, 4}),
+        note=f"Each waits for others in {plan.bubble_share:.1%} of the step, if all layers take as "
+        "long; more microbatches (train.global_batch) or parallel.virtual_stages lower it.",
+    )
+
+
 def _axes(plan: Plan) -> list[Axis]:
     """The axes that mean something for the model."""
     return [axis for axis in Axis if plan.has_experts or not axis.value.startswith("expert")]
@@ -129,23 +151,28 @@ def _memory(plan: Plan) -> Sheet:
 
 
 def _traffic(plan: Plan) -> Sheet:
-    rows = tuple(
-        (
-            traffic.stream.deed.replace("_", "-"),
-            f"{traffic.stream.layers} {traffic.stream.what}",
-            traffic.stream.axis,
-            str(traffic.stream.group_size),
+    staged = len(plan.layers) > 1
+    rows = []
+    for traffic in plan.traffic:
+        stream = traffic.stream
+        of = stream.what if stream.axis == "pipeline" else f"{stream.layers} {stream.what}"
+        row = (
+            stream.deed.replace("_", "-"),
+            of,
+            stream.axis,
+            str(stream.group_size),
             str(traffic.count),
             bytes_text(traffic.payload_bytes),
             bytes_text(traffic.sent_bytes),
         )
-        for traffic in plan.traffic
-    )
+        rows.append((str(stream.stage), *row) if staged else row)
+    header = ("collective", "of", "axis", "ranks", "count", "payload", "sent")
+    numeric = range(4, 8) if staged else range(3, 7)
     return Sheet(
         title="Collectives of a step, for each rank",
-        header=("collective", "of", "axis", "ranks", "count", "payload", "sent"),
-        rows=rows,
-        numeric=frozenset({3, 4, 5, 6}),
+        header=("stage", *header) if staged else header,
+        rows=tuple(rows),
+        numeric=frozenset({0, *numeric} if staged else numeric),
         note=_traffic_note(plan),
     )
 

@@ -6,6 +6,9 @@ are reduced after each microbatch as far as they rest in parts, and the rest of 
 Where ranks share experts, every visit of a layer's tokens to them takes one small all-gather of
 counts, and an all-to-all there and one back; backward takes both ways again, and recomputation
 repeats the forward. The few scalars of the loss and of the gradient's norm are left out.
+
+Between stages each microbatch sends what a chunk made to the next one, and the gradient back; the
+table of a tied head costs one message of gradients each way.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from shoal.topology import MESH_AXES, Axis
 What = Literal[
     "weights",
     "gradients",
+    "activations",
+    "gradients of activations",
     "keys and values",
     "gradients of keys and values",
     "visits of experts",
@@ -34,14 +39,18 @@ COUNT_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """Collectives of one kind."""
+    """Collectives, or messages, of one kind."""
+
+    stage: int
+    """Pipeline stage whose ranks take part, or send."""
 
     layers: Layers
     what: What
     deed: Deed
 
     axis: str
-    """``outer`` or ``inner``; ``context`` or ``expert`` for what ranks share in a layer."""
+    """``outer`` or ``inner``; ``context`` or ``expert`` for what ranks share in a layer;
+    ``pipeline`` for messages."""
 
     group_size: int
     """Ranks that take part."""
@@ -66,18 +75,23 @@ class Traffic:
         """Bytes that each rank has to send at least."""
         if self.stream.deed == "all_to_all" and self.stream.axis == Axis.CONTEXT.value:
             return self.payload_bytes  # handed on in a ring: nothing of it stays
+        if self.stream.deed == "send":
+            return self.payload_bytes  # nothing of it stays
         passes = 2 if self.stream.deed == "all_reduce" else 1
         size = self.stream.group_size
         return passes * self.payload_bytes * (size - 1) // size
 
 
-def step_traffic(groups: Sequence[Group], num_microbatches: int) -> tuple[Traffic, ...]:
-    """Everything that one rank's step moves, equal kinds together."""
+def step_traffic(
+    groups: Sequence[Group], num_microbatches: int, *, stage: int = 0
+) -> tuple[Traffic, ...]:
+    """Everything that one rank's step moves inside its stage, equal kinds together."""
     counts: dict[Stream, int] = defaultdict(int)
     payloads: dict[Stream, int] = defaultdict(int)
     for group in groups:
         for what, times, move in _moves(group, num_microbatches):
             stream = Stream(
+                stage=stage,
                 layers=group.layers,
                 what=what,
                 deed=move.deed,
@@ -93,7 +107,13 @@ def step_traffic(groups: Sequence[Group], num_microbatches: int) -> tuple[Traffi
 
 
 def expert_traffic(
-    *, degree: int, num_experts: int, num_visits: int, row_bytes: int, recompute: bool
+    *,
+    stage: int = 0,
+    degree: int,
+    num_experts: int,
+    num_visits: int,
+    row_bytes: int,
+    recompute: bool,
 ) -> tuple[Traffic, ...]:
     """What ``degree`` ranks that share experts move in a step.
 
@@ -106,21 +126,21 @@ def expert_traffic(
     counts, ways = num_visits * forwards, num_visits * (2 * forwards + 2)
     return (
         Traffic(
-            stream=_expert_stream("counts", "all_gather", degree),
+            stream=_expert_stream(stage, "counts", "all_gather", degree),
             count=counts,
             payload_bytes=counts * degree * num_experts * COUNT_BYTES,
         ),
         Traffic(
-            stream=_expert_stream("tokens", "all_to_all", degree),
+            stream=_expert_stream(stage, "tokens", "all_to_all", degree),
             count=ways,
             payload_bytes=ways * row_bytes,
         ),
     )
 
 
-def _expert_stream(what: What, deed: Deed, degree: int) -> Stream:
+def _expert_stream(stage: int, what: What, deed: Deed, degree: int) -> Stream:
     axis = Axis.EXPERT.value
-    return Stream(layers="expert", what=what, deed=deed, axis=axis, group_size=degree)
+    return Stream(stage=stage, layers="expert", what=what, deed=deed, axis=axis, group_size=degree)
 
 
 def _moves(group: Group, num_microbatches: int) -> Iterator[tuple[What, int, Move]]:

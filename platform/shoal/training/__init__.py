@@ -8,6 +8,7 @@ from shoal.training.loop import train
 from shoal.training.loss import StepLosses, StepWeights
 from shoal.training.metrics import MetricsReader, MetricsWriter, StepMetrics
 from shoal.training.optimizer import build_optimizer, set_learning_rate
+from shoal.training.passes import Passes
 from shoal.training.progress import ProgressLine
 from shoal.training.rate import LearningRate
 from shoal.training.start import check_resume, starting_point
@@ -20,6 +21,7 @@ __all__ = [
     "LearningRate",
     "MetricsReader",
     "MetricsWriter",
+    "Passes",
     "ProgressLine",
     "StepLosses",
     "StepMetrics",

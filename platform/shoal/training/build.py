@@ -5,42 +5,94 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 from shoal.config import Config
 from shoal.fsdp import (
+    Communicator,
+    CommunicatorFactory,
+    Ledger,
     MixedPrecision,
     Schedule,
+    communicator_for,
     fully_shard_optimizer,
     placements_for,
     sharded_parameters,
 )
-from shoal.models import Decoder, HFWeights, initialize, load_weights, shard_decoder
+from shoal.models import (
+    Decoder,
+    DecoderStage,
+    HFWeights,
+    initialize,
+    load_weights,
+    shard_decoder,
+    split_decoder,
+)
 from shoal.parallel.context import ContextParallel
-from shoal.plan import Precision, read_decoder_config, topology_of
+from shoal.parallel.pipeline import Links, Pipeline
+from shoal.plan import Precision, read_decoder_config, stages_of, topology_of
+from shoal.topology import Axis, Meshes
 from shoal.training.optimizer import build_optimizer
+from shoal.training.passes import Passes
 
 
 def build_model(
-    config: Config, precision: Precision, device: torch.device
-) -> tuple[Decoder, Schedule]:
-    """This rank's part of the model, without values; every rank calls it.
+    config: Config, precision: Precision, device: torch.device, *, ledger: Ledger | None = None
+) -> Passes:
+    """This rank's parts of the model, without values; every rank calls it.
 
     No rank ever holds the whole: the modules are made without storage, sharded, and only then
-    given memory.
+    given memory. ``ledger`` records what the ranks send each other.
     """
-    topology = topology_of(config)
-    meshes = topology.meshes(device.type)
-    context_parallel = ContextParallel.over(topology, device, config.parallel.context_exchange)
+    topology, stages = topology_of(config), stages_of(config)
+    stage = topology.coordinates(dist.get_rank()).pipeline
+    decoder = read_decoder_config(config.model)
+    parts = split_decoder(decoder, stages.num_chunks)
+    communicators = _once(communicator_for if ledger is None else ledger.communicator)
+    context = ContextParallel.over(
+        topology, device, config.parallel.context_exchange, communicators
+    )
     with torch.device("meta"):
-        model = Decoder(
-            read_decoder_config(config.model),
-            precision.compute,
-            recompute=config.train.recompute,
-            context=context_parallel,
+        model = DecoderStage(
+            [
+                Decoder(
+                    decoder,
+                    precision.compute,
+                    recompute=config.train.recompute,
+                    context=context,
+                    part=parts[chunk],
+                )
+                for chunk in stages.chunks_of(stage)
+            ]
         )
+    meshes = topology.meshes(device.type)
+    contexts = [
+        _shard(part, config, precision, meshes, device, communicators) for part in model.parts
+    ]
+    links, everyone = None, None
+    if topology.pipeline > 1:
+        links = Links(topology, stages, device, ledger=ledger)
+        everyone = communicators(topology.process_group(Axis.PIPELINE), device)
+    return Passes(
+        model=model,
+        contexts=tuple(contexts),
+        pipeline=Pipeline(stages, stage, links),
+        everyone=everyone,
+    )
+
+
+def _shard(
+    part: Decoder,
+    config: Config,
+    precision: Precision,
+    meshes: Meshes,
+    device: torch.device,
+    communicators: CommunicatorFactory,
+) -> Schedule:
     dense, expert = config.sharding.dense, config.sharding.expert
-    context = shard_decoder(
-        model,
+    return shard_decoder(
+        part,
         meshes,
         placements_for(dense.outer, dense.inner),
         placements_for(expert.outer, expert.inner),
@@ -51,11 +103,23 @@ def build_model(
             compute=precision.compute,
         ),
         device,
+        communicators=communicators,
     )
-    return model, context
 
 
-def fill_model(model: Decoder, config: Config) -> None:
+def _once(communicators: CommunicatorFactory) -> CommunicatorFactory:
+    """One communicator for each group, however many parts of the model are sharded over it."""
+    made: dict[ProcessGroup, Communicator] = {}
+
+    def communicator(group: ProcessGroup, device: torch.device) -> Communicator:
+        if group not in made:
+            made[group] = communicators(group, device)
+        return made[group]
+
+    return communicator
+
+
+def fill_model(model: DecoderStage, config: Config) -> None:
     """Give a model the values that a new run starts from: its folder's, or those of the seed."""
     if config.model.path is None:
         initialize(model, config.run.seed)
@@ -64,7 +128,7 @@ def fill_model(model: Decoder, config: Config) -> None:
 
 
 def build_sharded_optimizer(
-    config: Config, model: Decoder, precision: Precision
+    config: Config, model: DecoderStage, precision: Precision
 ) -> torch.optim.Optimizer:
     """The optimizer over this rank's rows of ``model``."""
     optimizer = build_optimizer(

@@ -31,7 +31,7 @@ from shoal.checkpoint import (
 )
 from shoal.config import Config, dump_config
 from shoal.data import Batch, Sampler, SequenceDataset, rank_share, tokenizer_name
-from shoal.models import Decoder
+from shoal.models import DecoderStage
 from shoal.plan import Batches, topology_of
 from shoal.training.build import build_model, build_sharded_optimizer, fill_model
 from shoal.training.events import EventKind, append_event
@@ -76,7 +76,7 @@ class _Run:
     batches: Batches
     dataset: SequenceDataset
     sampler: Sampler
-    model: Decoder
+    model: DecoderStage
     optimizer: torch.optim.Optimizer
     stepper: Stepper
 
@@ -86,8 +86,8 @@ class _Run:
         config, rank = job.config, dist.get_rank()
         topology = topology_of(config)
         batches = Batches.of(config, topology)
-        model, context = build_model(config, job.precision, device_of(job.device))
-        optimizer = build_sharded_optimizer(config, model, job.precision)
+        passes = build_model(config, job.precision, device_of(job.device))
+        optimizer = build_sharded_optimizer(config, passes.model, job.precision)
         return cls(
             job=job,
             rank=rank,
@@ -98,15 +98,14 @@ class _Run:
             batches=batches,
             dataset=SequenceDataset(job.data),
             sampler=job.sampler(),
-            model=model,
+            model=passes.model,
             optimizer=optimizer,
             stepper=Stepper(
-                model,
-                context,
+                passes,
                 optimizer,
                 settings=config.optimizer,
                 num_steps=config.train.steps,
-                readers=topology.context,
+                readers=topology.pipeline * topology.context,
             ),
         )
 
@@ -222,7 +221,7 @@ class _Run:
             append_event(self.job.folder.path, kind, **fields)
 
 
-def _attachments(config: Config, model: Decoder) -> dict[str, Path | bytes]:
+def _attachments(config: Config, model: DecoderStage) -> dict[str, Path | bytes]:
     """What an export needs beside weights: the model's config and the tokenizer's files."""
     attachments: dict[str, Path | bytes] = {}
     tokenizer = tokenizer_name(config.data.tokenizer, config.model.path)

@@ -7,8 +7,9 @@ The labels of all microbatches are counted before the first one runs, so each mi
 its final weight at once; a mean of ranks' means would favour ranks with few labels. The adapter
 averages gradients over the data-parallel ranks, so each part is multiplied by their number.
 
-Ranks of a context group read the same sequences and return parts of their losses, so losses add up
-over all ranks as they are, while the counts are those of whole sequences, once for each of them.
+Ranks of a context group read the same sequences and return parts of their losses; so do those of a
+pipeline, of which the last stage's alone make any. So losses add up over all ranks as they are,
+while the counts are those of whole sequences, once for each of them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ class StepWeights:
 
     @staticmethod
     def count(
-        batches: Sequence[Batch], *, readers: int, coefficient: float, device: torch.device
+        batches: Sequence[Batch],
+        *,
+        readers: int,
+        num_ranks: int,
+        coefficient: float,
+        device: torch.device,
     ) -> StepWeights:
         """Count this rank's microbatches and everyone's; every rank calls it.
 
@@ -56,7 +62,7 @@ class StepWeights:
         return StepWeights(
             num_labels=num_labels,
             num_sequences=num_sequences,
-            num_ranks=dist.get_world_size(),
+            num_ranks=num_ranks,
             coefficient=coefficient,
         )
 
@@ -82,9 +88,16 @@ class StepLosses:
 
     @staticmethod
     def gather(
-        outputs: Sequence[DecoderOutput], weights: StepWeights, *, device: torch.device
+        outputs: Sequence[DecoderOutput],
+        weights: StepWeights,
+        *,
+        is_sparse: bool,
+        device: torch.device,
     ) -> StepLosses:
-        """Sum this rank's microbatches and everyone's, in fp64; every rank calls it."""
+        """Sum this rank's microbatches and everyone's, in fp64; every rank calls it.
+
+        ``is_sparse`` says whether the model has a load-balancing loss.
+        """
         sums = torch.zeros(2, dtype=torch.float64, device=device)
         for output in outputs:
             assert output.loss_sum is not None
@@ -93,7 +106,6 @@ class StepLosses:
                 sums[1] += output.auxiliary
         dist.all_reduce(sums)
         loss_sum, auxiliary_sum = sums.tolist()
-        is_sparse = any(output.auxiliary is not None for output in outputs)
         return StepLosses(
             loss=loss_sum / max(weights.num_labels, 1),
             auxiliary=auxiliary_sum / weights.num_sequences if is_sparse else None,

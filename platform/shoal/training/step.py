@@ -8,15 +8,15 @@ import time
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 
 from shoal.config import OptimizerSettings
 from shoal.data import Batch
 from shoal.errors import WorkError
-from shoal.fsdp import Schedule, clip_gradients, gradient_norm, microbatch
-from shoal.models import Decoder, DecoderOutput
 from shoal.training.loss import StepLosses, StepWeights
 from shoal.training.metrics import StepMetrics
 from shoal.training.optimizer import set_learning_rate
+from shoal.training.passes import Passes
 from shoal.training.rate import LearningRate
 
 
@@ -25,25 +25,25 @@ class Stepper:
 
     def __init__(
         self,
-        model: Decoder,
-        context: Schedule,
+        passes: Passes,
         optimizer: torch.optim.Optimizer,
         *,
         settings: OptimizerSettings,
         num_steps: int,
         readers: int = 1,
     ) -> None:
-        """``model`` is sharded in ``context`` and ``optimizer`` adapted to it.
+        """``optimizer`` is adapted to the model of ``passes``.
 
-        ``readers`` is the number of ranks that read each sequence and share its tokens.
+        ``readers`` is the number of ranks that read each sequence.
         """
-        self._model = model
-        self._context = context
+        self._passes = passes
         self._optimizer = optimizer
         self._clip = settings.clip
         self._readers = readers
         self._rate = LearningRate(settings=settings, num_steps=num_steps)
-        experts = model.config.experts
+        config = passes.model.config
+        self._is_sparse = any(config.sparse_layers)
+        experts = config.experts
         self._coefficient = experts.balance_coefficient if experts is not None else 0.0
 
     def step(self, done: int, microbatches: Iterable[Batch]) -> StepMetrics:
@@ -54,16 +54,17 @@ class Stepper:
         changes, where the loss or the gradient is not finite.
         """
         start = time.perf_counter()
-        device = self._context.device
+        device = self._passes.device
         batches = list(microbatches)
         weights = StepWeights.count(
-            batches, readers=self._readers, coefficient=self._coefficient, device=device
+            batches,
+            readers=self._readers,
+            num_ranks=dist.get_world_size() // self._passes.pipeline.stages.num_stages,
+            coefficient=self._coefficient,
+            device=device,
         )
-        outputs = [
-            self._forward_backward(batch.to(device), weights, is_last=batch is batches[-1])
-            for batch in batches
-        ]
-        losses = StepLosses.gather(outputs, weights, device=device)
+        outputs = self._passes.run(batches, weights)
+        losses = StepLosses.gather(outputs, weights, is_sparse=self._is_sparse, device=device)
         norm = self._norm(done + 1, losses)
         rate = self._rate.at(done)
         set_learning_rate(self._optimizer, rate)
@@ -84,30 +85,10 @@ class Stepper:
             memory_bytes=peak_memory_bytes(device),
         )
 
-    def _forward_backward(
-        self, batch: Batch, weights: StepWeights, *, is_last: bool
-    ) -> DecoderOutput:
-        with microbatch(self._context, is_last=is_last):
-            output: DecoderOutput = self._model(
-                batch.tokens,
-                positions=batch.positions,
-                documents=batch.documents,
-                labels=batch.labels,
-            )
-            weights.weigh(output).backward()
-        assert output.loss_sum is not None
-        auxiliary = output.auxiliary
-        return DecoderOutput(
-            None, output.loss_sum.detach(), None if auxiliary is None else auxiliary.detach()
-        )
-
     def _norm(self, step: int, losses: StepLosses) -> float:
         """Clip; the norm before. Refuse what would spoil the weights."""
         self._refuse_unless_finite(step, "loss", losses.loss + (losses.auxiliary or 0.0))
-        if self._clip is None:
-            norm = gradient_norm(self._model).item()
-        else:
-            norm = clip_gradients(self._model, self._clip).item()
+        norm = self._passes.norm(self._clip).item()
         self._refuse_unless_finite(step, "gradient's norm", norm)
         return norm
 

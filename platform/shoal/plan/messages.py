@@ -1,0 +1,52 @@
+"""What the stages of a pipeline send each other in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from shoal.models import DecoderConfig
+from shoal.parallel.pipeline import Stages
+from shoal.plan.activations import FP32_BYTES
+from shoal.plan.batches import Batches
+from shoal.plan.group import Deed, Group
+from shoal.plan.traffic import Stream, Traffic, What
+
+SEND: Deed = "send"
+
+
+def boundary_sizes(config: DecoderConfig, batches: Batches, hidden: int) -> tuple[int, ...]:
+    """Bytes of each tensor that one microbatch takes from chunk to chunk.
+
+    The first is the hidden state, of ``hidden`` bytes. Of a decoder with experts come their visits
+    and the sums of their probabilities, of which all but the visits have a gradient.
+    """
+    if not any(config.sparse_layers):
+        return (hidden,)
+    assert config.experts is not None
+    sums = batches.micro_batch * config.experts.num_experts * FP32_BYTES
+    return (hidden, sums, sums)
+
+
+def stage_messages(
+    stages: Stages, stage: int, sizes: Sequence[int], num_microbatches: int
+) -> Iterator[Traffic]:
+    """What each rank of a stage sends to its neighbours; ``sizes`` are those of the boundary."""
+    chunks = stages.chunks_of(stage)
+    forth = sum(not stages.is_last(chunk) for chunk in chunks) * num_microbatches
+    back = sum(not stages.is_first(chunk) for chunk in chunks) * num_microbatches
+    if forth:
+        yield _traffic(stage, "activations", forth, sizes)
+    if back:
+        yield _traffic(stage, "gradients of activations", back, [sizes[0], *sizes[2:]])
+
+
+def tied_message(stage: int, table: Group) -> Traffic:
+    """What a rank of either end sends the other of the gradients of a tied table."""
+    return _traffic(stage, "gradients", 1, [table.gradient_bytes])
+
+
+def _traffic(stage: int, what: What, times: int, sizes: Sequence[int]) -> Traffic:
+    stream = Stream(
+        stage=stage, layers="dense", what=what, deed=SEND, axis="pipeline", group_size=2
+    )
+    return Traffic(stream=stream, count=times * len(sizes), payload_bytes=times * sum(sizes))
