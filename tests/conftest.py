@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -23,3 +24,12 @@ def ray_session() -> Iterator[Cluster]:
     """One local Ray for the whole session, which shares its cores among four places."""
     with open_cluster(num_cpus=4) as cluster:
         yield cluster
+
+
+def pytest_configure() -> None:
+    """Have commands under test hear Ctrl-C.
+
+    A shell without job control starts what it puts in the background with SIGINT ignored, and
+    whatever a process ignores, those that it starts ignore as well.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
