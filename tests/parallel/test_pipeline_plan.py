@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 
 from shoal.config import Config
-from shoal.fsdp import Ledger, bytes_at_rest
+from shoal.fsdp import Ledger
 from shoal.plan import Kind, make_plan, topology_of
 from shoal.topology import MESH_AXES
 from shoal.training import Stepper, build_model, build_sharded_optimizer, fill_model
 from tests.parallel.test_pipeline_parity import _row, sequences
+from tests.plan.measured import bytes_by_kind
 from tests.ranks import RankPool
 from tests.training.tiny import MIXTURE, MODEL, make_config, write_text
 
@@ -38,19 +39,6 @@ def _measure(config: Config) -> tuple[dict[str, int], Calls]:
     batch = sequences(plan.batches.global_batch, 0)
     ledger.clear()
     stepper.step(0, [_row(batch, row) for row in range(first, first + share)])
-    rest = bytes_at_rest(passes.model)
-    moments = sum(
-        value.nbytes
-        for state in optimizer.state.values()
-        for name, value in state.items()
-        if name != "step"
-    )
-    kinds = {
-        Kind.MAIN_WEIGHTS.value: rest.main_weights,
-        Kind.COMPUTE_WEIGHTS.value: rest.compute_weights,
-        Kind.GRADIENTS.value: rest.gradients,
-        Kind.MOMENTS.value: moments,
-    }
     calls: Calls = {}
     for collective in ledger.collectives:
         axis = _axis(topology, collective.ranks)
@@ -58,7 +46,7 @@ def _measure(config: Config) -> tuple[dict[str, int], Calls]:
             continue  # a sum of squares of the gradient's norm
         count, nbytes = calls.get((collective.deed, axis), (0, 0))
         calls[collective.deed, axis] = (count + 1, nbytes + collective.nbytes)
-    return kinds, calls
+    return bytes_by_kind(passes.model, optimizer), calls
 
 
 def _axis(topology: Any, ranks: tuple[int, ...]) -> str:

@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 
 from shoal.fsdp import communicator_for
-from shoal.models import Decoder, DecoderConfig
+from shoal.models import Decoder, DecoderConfig, Part
 from shoal.models.experts import Experts
 from shoal.ops.cross_entropy import CHUNK_BYTES
 from shoal.parallel.expert import ExpertExchange
-from shoal.plan.activations import Kernels, activation_bytes, head_bytes, layer_bytes
+from shoal.plan.activations import Kernels, head_bytes, kept_bytes, layer_bytes
 from tests.plan.configs import DENSE, EXPERTS
+from tests.plan.measured import bytes_kept
 from tests.ranks import RankPool
 
 B, S = 2, 48
@@ -48,6 +49,10 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+def _whole(config: DecoderConfig) -> Part:
+    return Part(layers=range(config.num_layers))
+
+
 def _kept_bytes(
     hf: dict[str, Any],
     dtype: torch.dtype,
@@ -61,18 +66,8 @@ def _kept_bytes(
             module.keep_part(exchange)
     for parameter in decoder.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
-    weights = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        decoder._hidden(torch.randint(0, 257, (B, S)), None, None)
-    return sum(storage.nbytes() for storage in kept.values())
+    tokens = torch.randint(0, 257, (B, S))
+    return bytes_kept(lambda: decoder._hidden(tokens, None, None), decoder.parameters())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -80,8 +75,7 @@ def _kept_bytes(
 def test_the_formula_is_what_autograd_keeps(name: str, dtype: torch.dtype) -> None:
     config = DecoderConfig.from_hf(MODELS[name])
     kernels = Kernels(element_bytes=dtype.itemsize, fused_norm=False)
-    expected = sum(layer_bytes(config, layer, kernels, B * S) for layer in range(config.num_layers))
-    expected += B * S * kernels.norm(config.hidden_size)
+    expected = kept_bytes(config, _whole(config), kernels, B * S, recompute=False)
     assert _kept_bytes(MODELS[name], dtype) == pytest.approx(expected, rel=0.03)
 
 
@@ -100,8 +94,7 @@ def test_shared_experts_keep_what_the_formula_says_on_average(
     hf = {**EXPERTS, "num_experts": 8}
     config = DecoderConfig.from_hf(hf)
     kernels = Kernels(element_bytes=dtype.itemsize, fused_norm=False, shared_experts=True)
-    expected = sum(layer_bytes(config, layer, kernels, B * S) for layer in range(config.num_layers))
-    expected += B * S * kernels.norm(config.hidden_size)
+    expected = kept_bytes(config, _whole(config), kernels, B * S, recompute=False)
     kept = ranks.run(2, _kept_with_shared_experts, hf, dtype)
     assert sum(kept) / 2 == pytest.approx(expected, rel=0.01)
     assert kept[0] != kept[1], "the routing is even, so this shows nothing"
@@ -110,11 +103,10 @@ def test_shared_experts_keep_what_the_formula_says_on_average(
 def test_recomputed_layers_keep_their_inputs() -> None:
     config = DecoderConfig.from_hf({**DENSE, "num_hidden_layers": 8})
     kernels = Kernels(element_bytes=4, fused_norm=False)
-    largest = layer_bytes(config, 0, kernels, B * S)
-    expected = activation_bytes(config, kernels, B * S, recompute=True) - largest
+    expected = kept_bytes(config, _whole(config), kernels, B * S, recompute=True)
     kept = _kept_bytes({**DENSE, "num_hidden_layers": 8}, torch.float32, recompute=True)
     assert kept == pytest.approx(expected, rel=0.03)
-    assert kept < activation_bytes(config, kernels, B * S, recompute=False) / 4
+    assert kept < kept_bytes(config, _whole(config), kernels, B * S, recompute=False) / 4
 
 
 def test_fused_norms_keep_less() -> None:

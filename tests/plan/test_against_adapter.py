@@ -12,7 +12,6 @@ from shoal.config import Config, Level
 from shoal.fsdp import (
     Ledger,
     MixedPrecision,
-    bytes_at_rest,
     fully_shard_optimizer,
     microbatch,
     placements_for,
@@ -23,15 +22,13 @@ from shoal.plan import Kind, Plan, make_plan, read_decoder_config
 from shoal.topology import Axis, Topology
 from shoal.training import build_optimizer
 from tests.plan.configs import EXPERTS, config
+from tests.plan.measured import Calls, bytes_by_kind, calls_of
 from tests.ranks import RankPool
 
 ORDER = list(Level)
 PAIRS = [(outer, inner) for inner in ORDER for outer in ORDER[: ORDER.index(inner) + 1]]
 TOPOLOGIES = {"1": (1, 1), "2": (2, 2), "2x1": (2, 1), "4": (4, 4), "2x2": (4, 2)}
 """Ranks, and those of a domain."""
-
-Calls = dict[tuple[str, tuple[int, ...]], tuple[int, int]]
-"""Collectives by kind and ranks: how many, and bytes of their larger sides."""
 
 
 def _train_one_step(settings: Config) -> tuple[dict[str, int], Calls, int]:
@@ -74,25 +71,7 @@ def _train_one_step(settings: Config) -> tuple[dict[str, int], Calls, int]:
             assert loss is not None
             loss.backward()
     optimizer.step()
-    rest = bytes_at_rest(model)
-    moments = sum(
-        value.nbytes
-        for state in optimizer.state.values()
-        for name, value in state.items()
-        if name != "step"
-    )
-    kinds = {
-        Kind.MAIN_WEIGHTS.value: rest.main_weights,
-        Kind.COMPUTE_WEIGHTS.value: rest.compute_weights,
-        Kind.GRADIENTS.value: rest.gradients,
-        Kind.MOMENTS.value: moments,
-    }
-    calls: Calls = {}
-    for collective in ledger.collectives:
-        key = (collective.deed, collective.ranks)
-        count, nbytes = calls.get(key, (0, 0))
-        calls[key] = (count + 1, nbytes + collective.nbytes)
-    return kinds, calls, ledger.peak_staging_bytes
+    return bytes_by_kind(model, optimizer), calls_of(ledger), ledger.peak_staging_bytes
 
 
 def _train_each(all_settings: list[Config]) -> list[tuple[dict[str, int], Calls, int]]:

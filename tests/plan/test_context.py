@@ -17,10 +17,8 @@ from shoal.plan import Kind, Plan, make_plan, read_decoder_config
 from shoal.plan.activations import Kernels, layer_bytes
 from shoal.topology import Axis
 from tests.plan.configs import DENSE, EXPERTS, config
+from tests.plan.measured import Calls, bytes_kept, calls_of
 from tests.ranks import RankPool
-
-Calls = dict[tuple[str, tuple[int, ...]], tuple[int, int]]
-"""Collectives by kind and ranks: how many, and bytes of their larger sides."""
 
 GROUPED = {**DENSE, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 22}
 
@@ -56,12 +54,7 @@ def one_step(settings: Config) -> Calls:
             output = model(tokens, labels=tokens)
             loss = output.loss_sum if output.auxiliary is None else sum(output[1:3])
             loss.backward()
-    calls: Calls = {}
-    for collective in ledger.collectives:
-        key = (collective.deed, collective.ranks)
-        count, nbytes = calls.get(key, (0, 0))
-        calls[key] = (count + 1, nbytes + collective.nbytes)
-    return calls
+    return calls_of(ledger)
 
 
 def steps(all_settings: list[Config]) -> list[Calls]:
@@ -152,20 +145,10 @@ def kept_bytes(settings: Config) -> int:
     model = Decoder(read_decoder_config(settings.model), plan.precision.compute, context=context)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
     tokens = torch.randint(0, 257, (plan.batches.micro_batch, plan.batches.seq_len))
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model._hidden(tokens, None, None)
+    num_bytes = bytes_kept(lambda: model._hidden(tokens, None, None), model.parameters())
     dist.barrier()
-    return sum(storage.nbytes() for storage in kept.values())
+    return num_bytes
 
 
 @pytest.mark.parametrize("exchange", ["gather", "ring"])

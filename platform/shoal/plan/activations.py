@@ -49,15 +49,6 @@ class Kernels:
         return kept * width + FP32_BYTES * rows
 
 
-def activation_bytes(
-    config: DecoderConfig, kernels: Kernels, num_tokens: int, *, recompute: bool
-) -> int:
-    """Bytes of activations at the peak of one microbatch of ``num_tokens`` tokens."""
-    whole = Part(layers=range(config.num_layers))
-    kept = kept_bytes(config, whole, kernels, num_tokens, recompute=recompute)
-    return kept + working_bytes(config, whole, kernels, num_tokens)
-
-
 def kept_bytes(
     config: DecoderConfig, part: Part, kernels: Kernels, num_tokens: int, *, recompute: bool
 ) -> int:

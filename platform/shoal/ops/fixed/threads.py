@@ -45,8 +45,7 @@ _CLOSED = 2**31 - 1
 """The next task of a ticket that is closed."""
 _SPINS = 1500
 """Looks at the ticket, some 50 microseconds, before a helper sleeps or the caller gives way."""
-
-LAUNCH_BYTES = 32
+_LAUNCH_BYTES = 32
 """Of an entry of a table of launches: function, arguments, tasks, threads, each an int64."""
 
 
@@ -217,7 +216,7 @@ def _share(shared: Any, function: Any, arguments: Any, tasks: Any, threads: Any)
 
 def _run(shared: Any, table: Any, count: Any, threads: Any) -> None:
     """Run the launches of a table."""
-    for place in range(table, table + count * 32, 32):
+    for place in range(table, table + count * _LAUNCH_BYTES, _LAUNCH_BYTES):
         function, arguments = read_int(place), read_int(place + 8)
         tasks, here = read_int(place + 16), min(threads, read_int(place + 24))
         if here > 1 and tasks > 1:
