@@ -11,7 +11,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test bench bench-engine bench-serve storm-serve fuzz-serve lint format docs clean
+.PHONY: help demo serve test test-full bench bench-engine bench-serve storm-serve fuzz-serve lint format docs clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -39,6 +39,10 @@ serve: $(READY) $(filter runs/input/smollm2,$(MODEL))  ## serve the demo's model
 test: export OMP_NUM_THREADS = 1
 test: $(READY)  ## run every test
 	$(RUN) -m pytest
+
+test-full: export OMP_NUM_THREADS = 1
+test-full: $(READY)  ## run every test, and those that take long or eight ranks
+	$(RUN) -m pytest -m "full or not full"
 
 bench: $(READY)  ## training step side by side with torch FSDP2
 	$(RUN) -m shoal bench train --against fsdp2
