@@ -3,7 +3,7 @@
     HTTP request                     EngineClient                       engines
        │ submit(requests, mailbox) ──> │ choose a replica ── Submission ──> │
        │ <────── mailbox.put(outputs) ─│ <── list[Output], one per step ────│
-       │ abort(ids) ─────────────────> │ ── Abort ────────────────────────> │
+       │ abort(ids) ─────────────────> │ ── ids ──────────────────────────> │
 
 All methods are called on the event loop of the frontend.
 """
@@ -60,8 +60,11 @@ class ReplicaStats:
     replica: str
     stats: Stats
 
+    busy_s: float = 0.0
+    """How long the step under way has taken; 0 between steps."""
+
     migrated: int = 0
-    """Requests that went on elsewhere."""
+    """Requests that went on elsewhere, as those say that took them over."""
 
     certificate: Mapping[str, Any] = field(default_factory=dict)
     """What was proven of its kernels when it loaded; plain JSON values."""
@@ -77,8 +80,8 @@ class ReplicaHealth:
     replica: str
 
     progresses: bool
-    """False once the engine has work and its step counter has stood still for too long, or the
-    engine cannot be reached."""
+    """False once the engine is lost or gives no sign of life; one whose step hangs ends itself
+    after ``serve.stall_s``."""
 
     detail: str = ""
     """What is wrong, for a person."""

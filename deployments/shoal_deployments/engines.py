@@ -71,7 +71,6 @@ class Engines:
         self._held: dict[str, _Held] = {}
         self._card: ModelCard | None = None
         self._router = Router()
-        self._num_moved: Counter[int] = Counter()
         self._moves: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -156,11 +155,15 @@ class Engines:
     async def stats(self) -> Sequence[ReplicaStats]:
         """See ``EngineClient``."""
         pulses = await asyncio.gather(*(link.fresh_pulse() for link in self._links))
+        moved: Counter[int] = Counter()
+        for pulse in pulses:
+            moved.update({} if pulse is None else pulse.moved_from)
         found = [
             ReplicaStats(
                 replica=str(link.place),
                 stats=pulse.stats,
-                migrated=self._num_moved[link.place],
+                busy_s=pulse.busy_s,
+                migrated=moved[link.place],
                 certificate=link.facts.certificate,
                 journal=pulse.journal,
             )
@@ -219,12 +222,11 @@ class Engines:
                 continue
             held.place, held.repeated = place, held.received.copy()
             try:
-                await link.submit([held.request])
+                await link.submit([held.request], moved_from=lost.place)
             except (Overloaded, ConfigError, WorkError) as error:
                 logger.warning("a request could not move to engine %d: %s", place, error)
                 continue
             self._router.note(names, place)
-            self._num_moved[lost.place] += 1
             return
         self._give_up(held)
 

@@ -9,10 +9,14 @@
 | ``shoal_prompt_tokens_total`` | | tokens of accepted prompts |
 | ``shoal_generated_tokens_total`` | | tokens received from the engines |
 | ``shoal_engine_*`` | replica | each number of ``/stats``, those of the journals included |
+
+All but the last have the label ``frontend`` as well: one address leads to any of the frontends, and
+each counts what it answered itself. Add them up to have all.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 
@@ -26,6 +30,7 @@ from shoal_deployments.engine_client import ReplicaStats
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _GAUGES = frozenset(
     {
+        "busy_s",
         "running",
         "max_running",
         "waiting",
@@ -43,6 +48,8 @@ class Metrics:
     """The numbers of one frontend, in a registry of its own."""
 
     def __init__(self) -> None:
+        self.frontend = uuid.uuid4().hex[:8]
+        """Tells this process from others behind the same address, also from the one before it."""
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "shoal_http_requests", "Answers.", ("path", "status"), registry=self.registry
@@ -70,9 +77,27 @@ class Metrics:
 
     def text(self, replicas: Sequence[ReplicaStats]) -> bytes:
         """All of it in Prometheus' text format."""
-        engines = CollectorRegistry()
-        engines.register(_Engines(replicas))
-        return generate_latest(self.registry) + generate_latest(engines)
+        both = CollectorRegistry()
+        both.register(_Labelled(self.registry, {"frontend": self.frontend}))
+        both.register(_Engines(replicas))
+        return generate_latest(both)
+
+
+class _Labelled:
+    """What is in ``registry``, with ``labels`` on each number."""
+
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
+        self._registry = registry
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of the registry."""
+        for family in self._registry.collect():
+            family.samples = [
+                sample._replace(labels={**self._labels, **sample.labels})
+                for sample in family.samples
+            ]
+            yield family
 
 
 class _Engines:
@@ -86,6 +111,7 @@ class _Engines:
         for field in fields(Stats):
             values = {each.replica: getattr(each.stats, field.name) for each in self._replicas}
             yield _family(field.name, values)
+        yield _family("busy_s", {each.replica: each.busy_s for each in self._replicas})
         yield _family("migrated", {each.replica: each.migrated for each in self._replicas})
         journals = {each.replica: each.journal for each in self._replicas if each.journal}
         if journals:

@@ -34,6 +34,7 @@ def operation_routes(service: Service) -> APIRouter:
         health = await _in_time(service.engine.health())
         return {
             "model": service.engine.card.name,
+            "frontend": service.metrics.frontend,
             "held": service.admission.num_held,
             "replicas": [_plain(each) for each in replicas],
             "health": [asdict(each) for each in health],
@@ -83,6 +84,7 @@ def _plain(replica: ReplicaStats) -> dict[str, Any]:
         "replica": replica.replica,
         **asdict(replica.stats),
         **{f"journal_{name}": value for name, value in journal.items()},
+        "busy_s": replica.busy_s,
         "migrated": replica.migrated,
         "certificate": dict(replica.certificate),
     }

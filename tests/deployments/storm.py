@@ -30,23 +30,23 @@ WAYS: Mapping[str, Mapping[str, str]] = {
 _SHAPES = [(stream, n) for stream in (False, True) for n in (1, 4)]
 
 
-def storm(running: Running, num_clients: int) -> None:
-    """Have ``num_clients`` ask for long answers and leave after up to ``STAY_S``."""
-    asyncio.run(_storm(running.address, num_clients))
+def storm(running: Running, num_clients: int, stay_s: float = STAY_S) -> None:
+    """Have ``num_clients`` ask for long answers and leave after up to ``stay_s``."""
+    asyncio.run(_storm(running.address, num_clients, stay_s))
 
 
-async def _storm(address: str, num_clients: int) -> None:
-    await asyncio.gather(*(_client(address, number) for number in range(num_clients)))
+async def _storm(address: str, num_clients: int, stay_s: float) -> None:
+    await asyncio.gather(*(_client(address, number, stay_s) for number in range(num_clients)))
 
 
-async def _client(address: str, number: int) -> None:
+async def _client(address: str, number: int, stay_s: float) -> None:
     rng = random.Random(number)
     stream, n = _SHAPES[number % len(_SHAPES)]
     await asyncio.sleep(rng.uniform(0, SPREAD_S))
     host, _, port = address.partition(":")
     _, writer = await asyncio.open_connection(host, int(port))
     writer.write(request(stream=stream, n=n, prompt=f"client {number}", seed=number))
-    await asyncio.sleep(rng.uniform(0, STAY_S))
+    await asyncio.sleep(rng.uniform(0, stay_s))
     if number % 3 == 0:  # with a reset, as a killed client's machine does
         end = writer.get_extra_info("socket")
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

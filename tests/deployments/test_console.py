@@ -106,7 +106,7 @@ def test_under_a_prefix_with_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         assert served.http.get("/models/a/stats").status_code == 401
         key = {"Authorization": "Bearer secret"}
         metrics = served.http.get("/models/a/metrics", headers=key).text
-        assert 'shoal_http_requests_total{path="/",status="200"} 1.0' in metrics
+        assert ',path="/",status="200"} 1.0' in metrics
         assert 'path="other"' not in metrics
 
 

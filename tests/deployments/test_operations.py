@@ -17,6 +17,7 @@ from tests.deployments.fake_engine import FakeEngine
 from tests.deployments.server import Served, serve
 
 KEYS_OF_STATS = {
+    "busy_s",
     "running",
     "waiting",
     "kv_blocks_total",
@@ -33,18 +34,24 @@ KEYS_OF_STATS = {
 def _metrics(served: Served) -> dict[str, float]:
     """Samples by name and labels."""
     response = served.http.get("/metrics")
+    own_frontend = served.http.get("/stats").json()["frontend"]
     assert response.headers["content-type"].startswith("text/plain")
-    return {
-        f"{sample.name}{sorted(sample.labels.items())}": sample.value
-        for family in text_string_to_metric_families(response.text)
-        for sample in family.samples
-    }
+    samples = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            # What a frontend counts is its own, what an engine counts is not.
+            frontend = None if "shoal_engine_" in sample.name else own_frontend
+            assert labels.pop("frontend", None) == frontend
+            samples[f"{sample.name}{sorted(labels.items())}"] = sample.value
+    return samples
 
 
 def test_stats(served: Served) -> None:
     served.complete(n=2)
     stats = served.http.get("/stats").json()
     assert stats["model"] == "tiny"
+    assert stats["frontend"]
     [replica] = stats["replicas"]
     assert replica.keys() >= KEYS_OF_STATS
     assert replica["finished"] >= 2
@@ -72,6 +79,7 @@ def test_metrics_count_answers_and_tokens(served: Served) -> None:
     assert grown("shoal_time_to_first_token_seconds_count[]") == 1
     assert grown("shoal_engine_finished_total[('replica', '0')]") == 4
     assert after["shoal_engine_running[('replica', '0')]"] == 0
+    assert after["shoal_engine_busy_s[('replica', '0')]"] == 0
     assert after["shoal_requests_held[]"] == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -20,6 +21,7 @@ from tests.deployments.running import (
     NAME,
     Running,
     engine_pids,
+    frontend_pids,
     shoal_serve,
     wait_until,
 )
@@ -180,8 +182,37 @@ def test_both_engines_serve_and_say_the_same(running: Running) -> None:
     assert all(more > less for more, less in zip(after, before, strict=True))
 
 
-def test_clients_that_leave_free_what_they_held(running: Running) -> None:
-    storm(running, NUM_CLIENTS)
+def test_every_frontend_answers_some(running: Running) -> None:
+    connections = [http.client.HTTPConnection(running.address, timeout=60) for _ in range(64)]
+
+    def ask(connection: http.client.HTTPConnection) -> int:
+        body = json.dumps({"model": NAME, "prompt": "Hi", "max_tokens": 1})
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        with connection.getresponse() as answer:
+            answer.read()
+            return answer.status
+
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(ask, connections)) == {200}
+    for connection in connections:
+        connection.close()
+    answered = re.compile(
+        r'shoal_http_requests_total{frontend="(\w+)",path="/v1/completions",status="200"} (\d+)'
+    )
+    found: dict[str, int] = {}
+
+    def has_seen_both() -> bool:
+        for frontend, count in answered.findall(running.http.get("/metrics").text):
+            found[frontend] = int(count)
+        return len(found) == 2
+
+    wait_until(has_seen_both, 10)
+    assert min(found.values()) >= 8, found
+
+
+@pytest.mark.parametrize("stay_s", [0.5, 0.02])
+def test_clients_that_leave_free_what_they_held(running: Running, stay_s: float) -> None:
+    storm(running, NUM_CLIENTS, stay_s)
     running.assert_idle(2.0)
     assert running.http.get("/health").json()["status"] == "ok"
     assert running.complaints() == []
@@ -194,6 +225,7 @@ def test_a_burst_is_answered_or_turned_away_at_once(running: Running) -> None:
     for connection in connections:
         connection.connect()
     all_ready = threading.Barrier(NUM_BURST)
+    processes = engine_pids(running), frontend_pids(running)
 
     def ask(number: int) -> tuple[int, float, str | None]:
         body = {"model": NAME, "prompt": f"number {number}", "max_tokens": 300, "seed": number}
@@ -216,6 +248,7 @@ def test_a_burst_is_answered_or_turned_away_at_once(running: Running) -> None:
     for status, took, retry_after in answers:
         if status != 200:
             assert retry_after == "1" and took <= slowest
+    assert (engine_pids(running), frontend_pids(running)) == processes, "one was restarted"
 
 
 def test_a_stream_outlives_its_engine(running: Running) -> None:
@@ -250,6 +283,9 @@ def test_a_stream_outlives_its_engine(running: Running) -> None:
     assert health["status"] == "degraded" and not health["replicas"][busy[0]]["progresses"]
     wait_until(lambda: running.http.get("/health").json()["status"] == "ok", 60)
     wait_until(lambda: len(running.replicas()) == 2, 10)
+    for _ in range(4):  # whichever frontend is asked
+        migrated = [replica["migrated"] for replica in running.replicas()]
+        assert migrated[busy[0]] == 1 and sum(migrated) == 1
 
 
 def test_an_engine_that_stands_still_shows_in_health_and_is_avoided(running: Running) -> None:

@@ -21,6 +21,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -63,6 +64,7 @@ class EngineActor:
         )
         self._streams: dict[str, OutputStream] = {}
         self._leases = Leases(time.monotonic)
+        self._moved_from: Counter[int] = Counter()
         self._journal = None
         journaled: StepEngine = engine
         if settings.journal.dir is not None:
@@ -93,7 +95,12 @@ class EngineActor:
     async def pulse(self) -> Pulse:
         """The engine at this moment."""
         journal = None if self._journal is None else self._journal.stats()
-        return Pulse(stats=self._loop.stats, busy_s=self._loop.busy_s, journal=journal)
+        return Pulse(
+            stats=self._loop.stats,
+            busy_s=self._loop.busy_s,
+            moved_from=dict(self._moved_from),
+            journal=journal,
+        )
 
     async def outputs(self, frontend: str) -> AsyncIterator[list[Output]]:
         """Connect ``frontend``, whose id nobody used before; ends when its lease does."""
@@ -120,6 +127,9 @@ class EngineActor:
             await asyncio.wrap_future(self._loop.submit(submissions))
         except ShoalError as error:
             return error
+        self._moved_from.update(
+            each.moved_from for each in submissions if each.moved_from is not None
+        )
         return None
 
     async def abort(self, request_ids: Sequence[str]) -> None:

@@ -97,14 +97,17 @@ class EngineLink:
             return LinkState.UP if is_heard else LinkState.SILENT
         return LinkState.DOWN if self.connected.is_set() else LinkState.STARTING
 
-    async def submit(self, requests: Sequence[Request]) -> None:
-        """Hand over all of ``requests``, or none.
+    async def submit(self, requests: Sequence[Request], moved_from: int | None = None) -> None:
+        """Hand over all of ``requests``, or none; the engine at ``moved_from`` lost them.
 
         Raises ConfigError or Overloaded as the engine does, WorkError where it is lost.
         """
         if self._actor is None:
             raise WorkError(f"Engine {self.place} is not connected.")
-        submissions = [Submission(request=each, frontend=self._frontend) for each in requests]
+        submissions = [
+            Submission(request=each, frontend=self._frontend, moved_from=moved_from)
+            for each in requests
+        ]
         try:
             refusal: ShoalError | None = await self._context.run(
                 self._actor.submit.remote, submissions

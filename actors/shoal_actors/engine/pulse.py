@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.inference.journal import JournalStats
@@ -42,6 +42,9 @@ class Pulse:
 
     busy_s: float
     """How long the step under way has taken; 0 between steps and while there is no work."""
+
+    moved_from: Mapping[int, int] = field(default_factory=dict)
+    """Requests that it took over, by the place of the engine that was lost."""
 
     journal: JournalStats | None = None
     """Unset where no journal is kept."""

@@ -21,7 +21,7 @@ from shoal.inference.detokenizer import Detokenizer, TokenTexts
 from shoal.inference.hashing import block_hashes, child_hash, root_hash
 from shoal.inference.limits import Limits
 from shoal.inference.params import SamplingParams
-from shoal.inference.protocol import Abort, Output, Stats, Submission, TokenLogprob
+from shoal.inference.protocol import Output, Stats, Submission, TokenLogprob
 from shoal.inference.request import Request
 from shoal.inference.scheduler import Scheduler
 from shoal.inference.sequence import FinishReason, Sequence, State
@@ -30,7 +30,6 @@ from shoal.inference.step_engine import StepEngine
 from shoal.inference.stop_strings import StopStrings
 
 __all__ = [
-    "Abort",
     "BlockPool",
     "ChoiceText",
     "Chunk",

@@ -3,7 +3,7 @@
     frontend                                engine
        │── Submission ──────────────────────> │   one for each prompt
        │ <──── list[Output], one per step ────│   for all requests of this frontend together
-       │── Abort ───────────────────────────> │   a client left; may overtake its Submission
+       │── ids to abort ────────────────────> │   a client left; may overtake its Submission
        │ <──────────────── Stats ─────────────│
 
 Every choice of a request ends with exactly one Output that has a ``finish_reason``, unless the
@@ -26,12 +26,8 @@ class Submission:
     frontend: str = ""
     """Who gets its outputs."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Abort:
-    """Requests that nobody waits for any more; ids not seen yet or long gone do no harm."""
-
-    request_ids: tuple[str, ...]
+    moved_from: int | None = None
+    """Place of the engine that was lost while it computed this; unset: it is new."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

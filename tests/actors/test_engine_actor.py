@@ -1,0 +1,94 @@
+"""The engine's actor, in a process of its own without Ray: what it counts, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.config import ServeSettings
+from shoal.inference import Output, Request, SamplingParams, Submission
+from shoal_actors.engine import EngineActor
+from tests.inference.small_models import random_folder
+from tests.models.tiny import TINY
+
+DEADLINE_S = 60.0
+STALL_S = 1.0
+
+
+def _submission(frontend: str = "a") -> Submission:
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    return Submission(
+        request=Request(id="r", prompt=(1, 2, 3), params=params), frontend=frontend, moved_from=3
+    )
+
+
+def _raise() -> list[Output]:
+    raise MemoryError("scripted")
+
+
+def _hang() -> list[Output]:
+    threading.Event().wait()
+    return []
+
+
+def _live(folder: str, mistake: str, parent: Connection) -> None:
+    """Serve one stream, and tell ``parent`` what came of it; the actor ends the process."""
+    actor = EngineActor(folder, ServeSettings(stall_s=STALL_S))
+
+    async def scene() -> dict[str, Any]:
+        stranger = await actor.submit([_submission("nobody")])
+        stream = actor.outputs("a")
+        hello = await anext(stream)
+        taken = await actor.submit([_submission()])
+        first = await anext(stream)
+        pulse = await actor.pulse()
+        engine: Any = actor._loop._engine
+        engine.step = {"raises": _raise, "hangs": _hang}[mistake]
+        return {
+            "stranger": str(stranger),
+            "hello": hello,
+            "taken": taken,
+            "first": first[0].request_id,
+            "moved": pulse.moved_from,
+            "ends": await _ends(stream),
+            "refusal": str(await actor.submit([_submission()])),
+        }
+
+    parent.send(asyncio.run(scene()))
+    threading.Event().wait()
+
+
+async def _ends(stream: AsyncIterator[list[Output]]) -> bool:
+    async for outputs in stream:
+        if any(output.finish_reason for output in outputs):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("mistake", ["raises", "hangs"])
+def test_an_engine_that_cannot_go_on_ends_its_streams_and_its_process(
+    mistake: str, tmp_path: Path
+) -> None:
+    folder = random_folder(TINY["smollm2"], tmp_path / "m")
+    ours, theirs = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=_live, args=(str(folder), mistake, theirs))
+    process.start()
+    theirs.close()
+    try:
+        assert ours.poll(DEADLINE_S)
+        told = ours.recv()
+        process.join(DEADLINE_S)
+        assert process.exitcode == 1
+    finally:
+        process.kill()
+        process.join()
+    assert "not connected" in told["stranger"] and "not connected" in told["refusal"]
+    assert (told["hello"], told["taken"], told["first"]) == ([], None, "r")
+    assert told["ends"] and told["moved"] == {3: 1}

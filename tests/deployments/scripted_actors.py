@@ -1,0 +1,72 @@
+"""Handles of engine actors without Ray, and a frontend's engines connected to them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from shoal.errors import ShoalError
+from shoal.inference import Limits, Submission
+from shoal_actors.engine import EngineFacts, Pulse
+from shoal_deployments.engines import Engines
+from tests.actors.scripted_engine import ScriptedEngine
+
+LIMITS = Limits(vocab_size=257, context_length=512, num_blocks=64, block_size=4)
+
+
+class _Method:
+    """A remote method that gives what ``answer`` does, or nothing for ever."""
+
+    def __init__(self, answer: Callable[..., object], hangs: bool = False) -> None:
+        self._answer = answer
+        self._hangs = hangs
+
+    def remote(self, *arguments: Any) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if not self._hangs:
+            future.set_result(self._answer(*arguments))
+        return future
+
+
+class Actor:
+    """The handle of an engine that takes every request, unless it has a ``refusal``."""
+
+    def __init__(self, hangs: bool = False) -> None:
+        self.taken: list[Submission] = []
+        self.aborted: list[str] = []
+        self.refusal: ShoalError | None = None
+        self.submit = _Method(self._submit)
+        self.abort = _Method(self.aborted.extend)
+        self.pulse = _Method(self._pulse, hangs)
+
+    def _submit(self, submissions: Sequence[Submission]) -> ShoalError | None:
+        if self.refusal is None:
+            self.taken.extend(submissions)
+        return self.refusal
+
+    def _pulse(self) -> Pulse:
+        moved = Counter(each.moved_from for each in self.taken if each.moved_from is not None)
+        return Pulse(stats=ScriptedEngine().stats(), busy_s=0.0, moved_from=moved)
+
+
+def facts_of(fingerprint: str, passed: bool = True) -> EngineFacts:
+    """What an engine with kernels of this fingerprint says of itself."""
+    return EngineFacts(limits=LIMITS, fingerprint=fingerprint, certificate={"passed": passed})
+
+
+def connected(
+    monkeypatch: pytest.MonkeyPatch, facts: Sequence[EngineFacts], actors: Sequence[Actor]
+) -> Engines:
+    """One frontend's view of ``actors``, which say ``facts`` of themselves."""
+    engines = Engines("tiny", 0, [lambda: None for _ in facts])
+    for link, fact, actor in zip(engines._links, facts, actors, strict=True):
+        monkeypatch.setattr(link, "facts", fact)
+        monkeypatch.setattr(link, "_actor", actor)
+        monkeypatch.setattr(link, "_heard", time.monotonic())
+    engines._make_card()
+    return engines

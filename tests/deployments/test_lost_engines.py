@@ -1,0 +1,165 @@
+"""Who computes what: bursts over several engines, engines that are lost, and books that balance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from shoal.errors import ConfigError, Overloaded
+from shoal.inference import Output, Request, SamplingParams
+from shoal_deployments.engine_client import EngineFailed, EngineUnavailable
+from shoal_deployments.engines import Engines
+from shoal_deployments.mailbox import Mailbox
+from tests.deployments.scripted_actors import Actor, connected, facts_of
+
+Scene = Callable[[Engines, Sequence[Actor]], Coroutine[Any, Any, None]]
+
+
+def play(monkeypatch: pytest.MonkeyPatch, scene: Scene, *fingerprints: str) -> None:
+    """Run ``scene`` with one frontend and an engine for each of ``fingerprints``."""
+
+    async def run() -> None:
+        actors = [Actor() for _ in fingerprints]
+        await scene(connected(monkeypatch, list(map(facts_of, fingerprints)), actors), actors)
+
+    asyncio.run(run())
+
+
+def asked(name: str, prompt: Sequence[int] = (1,), n: int = 1) -> Request:
+    return Request(id=name, prompt=tuple(prompt), params=SamplingParams(max_tokens=9, n=n, seed=1))
+
+
+def output(name: str, token: int, *, choice: int = 0, ends: bool = False) -> Output:
+    return Output(
+        request_id=name,
+        choice=choice,
+        token_ids=(token,),
+        finish_reason="length" if ends else None,
+    )
+
+
+def lose(engines: Engines, place: int) -> None:
+    """What the link at ``place`` does when its stream breaks."""
+    engines._links[place]._actor = None
+    engines.on_lost(place, "scripted")
+
+
+async def settle() -> None:
+    """Let everything happen that waits for nothing else."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("num_frontends", [1, 4])
+@pytest.mark.parametrize("kind", ["different", "alike", "one long beginning"])
+def test_a_burst_is_spread_over_the_engines(
+    monkeypatch: pytest.MonkeyPatch, num_frontends: int, kind: str
+) -> None:
+    """Each frontend knows of the others' requests by pulses only, and none comes meanwhile."""
+    tails = {"different": 0, "alike": 40, "one long beginning": 30}[kind]
+
+    async def scene() -> list[int]:
+        actors = [Actor() for _ in range(4)]
+        facts = [facts_of("one")] * 4
+        frontends = [connected(monkeypatch, facts, actors) for _ in range(num_frontends)]
+        for number in range(64):
+            prompt = [7] * tails + [number % 250] * (41 - tails)
+            request = asked(str(number), [7] * 41 if kind == "alike" else prompt)
+            await frontends[number % num_frontends].submit([request], Mailbox(1000))
+        return [len(actor.taken) for actor in actors]
+
+    counts = asyncio.run(scene())
+    assert sum(counts) == 64 and max(counts) <= 2 * 64 / 4, counts
+
+
+def test_what_a_lost_engine_computed_goes_on_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(engines: Engines, actors: Sequence[Actor]) -> None:
+        mailbox = Mailbox(1000)
+        await engines.submit([asked("r", n=2)], mailbox)
+        engines.on_outputs(0, [output("r", 5), output("r", 6, choice=1)])
+        engines.on_outputs(0, [output("r", 7)])
+        await mailbox.take()
+        lose(engines, 0)
+        await settle()
+        engines.on_outputs(0, [output("r", 99)])  # what was still on its way says nothing
+        # The place 1 has other kernels: the same bits come from 2 only.
+        assert [len(actor.taken) for actor in actors] == [1, 0, 1]
+        assert actors[2].taken[0].request == actors[0].taken[0].request
+        engines.on_outputs(2, [output("r", 5), output("r", 6, choice=1)])
+        engines.on_outputs(2, [output("r", 7), output("r", 8, choice=1, ends=True)])
+        engines.on_outputs(2, [output("r", 9, ends=True)])
+        got = [(each.choice, each.token_ids[0]) for each in await mailbox.take()]
+        assert got == [(1, 8), (0, 9)]
+        assert engines._held == {}
+        migrated = {each.replica: each.migrated for each in await engines.stats()}
+        assert migrated == {"1": 0, "2": 0}  # the one that is lost says nothing
+        engines._links[0]._actor = Actor()  # another was started in its place
+        migrated = {each.replica: each.migrated for each in await engines.stats()}
+        assert migrated == {"0": 1, "1": 0, "2": 0}
+
+    play(monkeypatch, scene, "one", "two", "one")
+
+
+def test_a_request_moves_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(engines: Engines, actors: Sequence[Actor]) -> None:
+        mailbox = Mailbox(1000)
+        await engines.submit([asked("r")], mailbox)
+        lose(engines, 0)
+        await settle()
+        lose(engines, 1)
+        await settle()
+        assert [len(actor.taken) for actor in actors] == [1, 1, 0]
+        with pytest.raises(EngineFailed, match="was lost"):
+            await mailbox.take()
+        assert engines._held == {}
+
+    play(monkeypatch, scene, "one", "one", "one")
+
+
+@pytest.mark.parametrize("why", ["no other", "other kernels", "full"])
+def test_what_nobody_can_go_on_with_fails_at_once(
+    monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    async def scene(engines: Engines, actors: Sequence[Actor]) -> None:
+        mailbox = Mailbox(1000)
+        await engines.submit([asked("r")], mailbox)
+        engines.on_outputs(0, [output("r", 5)])
+        if why == "full":
+            actors[1].refusal = Overloaded("Full.")
+        lose(engines, 0)
+        await settle()
+        assert [each.token_ids for each in await mailbox.take()] == [(5,)]
+        with pytest.raises(EngineFailed, match="was lost"):
+            await mailbox.take()
+        assert engines._held == {}
+
+    others = {"no other": (), "other kernels": ("two",), "full": ("one",)}[why]
+    play(monkeypatch, scene, "one", *others)
+
+
+def test_nothing_is_held_of_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(engines: Engines, actors: Sequence[Actor]) -> None:
+        mailbox = Mailbox(1000)
+        await engines.submit([asked("done", n=2), asked("left")], mailbox)
+        engines.on_outputs(0, [output("done", 1, ends=True)])
+        assert engines._held.keys() == {"done", "left"}
+        engines.on_outputs(0, [output("done", 1, choice=1, ends=True)])
+        engines.abort(["left", "done", "never seen"])
+        engines.abort(["left"])
+        await settle()
+        assert actors[0].aborted == ["left"]  # once, and nothing that is over
+        engines.on_outputs(0, [output("left", 1)])
+        refusals = (ConfigError("prompt", "", "wrong", "mend"), Overloaded("Full."))
+        for refusal, raised in zip(refusals, (ConfigError, Overloaded), strict=True):
+            actors[0].refusal = refusal
+            with pytest.raises(raised):
+                await engines.submit([asked("refused"), asked("too")], mailbox)
+        lose(engines, 0)
+        with pytest.raises(EngineUnavailable):
+            await engines.submit([asked("late")], mailbox)
+        assert engines._held == {}
+
+    play(monkeypatch, scene, "one")
