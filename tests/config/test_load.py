@@ -171,6 +171,13 @@ def test_paths_that_are_no_file(tmp_path: Path) -> None:
         ("optimizer.momentum=0.9", "optimizer.momentum", "adamw takes no momentum"),
         ("optimizer={kind: sgd, betas: [0.9, 0.99]}", "optimizer.betas", "sgd has no such term"),
         ("optimizer={kind: sgd, eps: 1e-6}", "optimizer.eps", "sgd has no such term"),
+        ("precision.keep_bf16=[a]", "precision.keep_bf16", "precision.compute to mxfp8"),
+        ("precision.first_last_layers_bf16=true", "precision.first_last_layers_bf16", "multiply"),
+        (
+            "precision={compute: mxfp8, num_layers_at_end_in_bf16: 2}",
+            "precision.num_layers_at_end_in_bf16",
+            "precision.first_last_layers_bf16 to true",
+        ),
         ("optimizer.schedule.warmup_steps=10", "optimizer.schedule.warmup_steps", "fewer than 10"),
         (
             "optimizer.schedule={kind: wsd, warmup_steps: 4, decay_steps: 7}",

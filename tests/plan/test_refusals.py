@@ -150,13 +150,26 @@ ROWS: list[tuple[dict[str, Any], str, object, str, str]] = [
     ({"data": {"seq_len": 65}}, "data.seq_len", 65, "positions up to 64", "at most 64"),
     ({"cluster": {"device": "cuda"}}, "cluster.device", "cuda", "no CUDA device", "Use cpu"),
     ({"train": {"cuda_graph": True, "steps": 1}}, "train.cuda_graph", True, "on a CPU", "false"),
-    ({"precision": {"compute": "mxfp8"}}, "precision.compute", "mxfp8", "MXFP8 units", "bf16"),
     (
-        {"precision": {"parameter_gather": "mxfp8"}},
+        {"precision": {"compute": "bf16", "parameter_gather": "mxfp8"}},
         "precision.parameter_gather",
         "mxfp8",
-        "MXFP8 units",
-        "leave the key out",
+        "weights travel in bf16",
+        "Leave it out",
+    ),
+    (
+        {"precision": {"compute": "mxfp8", "keep_bf16": ["*.mlp", "*.attention"]}},
+        "precision.keep_bf16",
+        "*.attention",
+        "no linear or expert layer of this model",
+        "model.layers.0.self_attn.q_proj.weight",
+    ),
+    (
+        {"precision": {"compute": "mxfp8", "first_last_layers_bf16": True}},
+        "precision.compute",
+        "mxfp8",
+        "all 14 matrices of the model are kept in bf16",
+        "Keep fewer",
     ),
     (
         {"precision": {"compute": "fp32", "parameter_gather": "bf16"}},
@@ -259,6 +272,12 @@ def test_only_a_complete_checkpoint_can_be_resumed(tmp_path: Path) -> None:
     assert "no complete checkpoint" in refusal.problem and "manifest.json" in refusal.problem
     saved = save(tmp_path, 1, model=torch.nn.Linear(2, 2), optimizer=None, counters={})
     check(config(checkpoint={"resume": str(saved.path)}), BARE)
+
+
+def test_mxfp8_is_refused_on_cuda() -> None:
+    refusal = _refusal(config(precision={"compute": "mxfp8"}, cluster={"device": "cuda"}), GPUS)
+    assert (refusal.field, refusal.value) == ("precision.compute", "mxfp8")
+    assert "emulation on CPUs" in refusal.problem and refusal.remedy == "Use bf16"
 
 
 def test_a_graph_is_refused_on_cuda_too() -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from shoal.config.section import Section
+from pydantic import Field, model_validator
+
+from shoal.config.section import Section, refuse
+from shoal.errors import ConfigError
 
 
 class PrecisionSettings(Section):
     """``precision``: formats of compute, weights, gradients, reduction and moments."""
 
     compute: Literal["auto", "fp32", "bf16", "mxfp8"] = "auto"
-    """Forward and backward; ``auto`` is bf16 where the device has bf16 units and fp32 elsewhere."""
+    """Forward and backward; ``auto`` is bf16 where the device has bf16 units and fp32 elsewhere;
+    ``mxfp8`` multiplies linear and expert layers in MXFP8 and is bf16 in the rest."""
 
     parameter_gather: Literal["bf16", "mxfp8"] | None = None
     """Format in which sharded parameters travel; unset follows ``compute``."""
@@ -27,3 +31,35 @@ class PrecisionSettings(Section):
 
     moments: Literal["fp32", "bf16"] = "fp32"
     """First and second moments of the optimizer."""
+
+    first_last_layers_bf16: bool = False
+    """With ``mxfp8``: whether the first and the last layers stay in bf16."""
+
+    num_layers_at_start_in_bf16: int = Field(default=1, ge=0)
+    """How many layers at the start stay in bf16, if ``first_last_layers_bf16``."""
+
+    num_layers_at_end_in_bf16: int = Field(default=1, ge=0)
+    """How many layers at the end stay in bf16, if ``first_last_layers_bf16``."""
+
+    keep_bf16: tuple[str, ...] = ()
+    """With ``mxfp8``: names of further modules that stay in bf16, such as ``*.self_attn`` or
+    ``model.layers.0``; ``*`` stands for any text."""
+
+    @model_validator(mode="after")
+    def _nothing_is_kept_in_vain(self) -> PrecisionSettings:
+        found = []
+        if self.compute != "mxfp8":
+            for name, unset in (("first_last_layers_bf16", False), ("keep_bf16", ())):
+                if (value := getattr(self, name)) != unset:
+                    value = list(value) if isinstance(value, tuple) else value
+                    problem = "only layers that would multiply in MXFP8 can be kept in bf16"
+                    remedy = "Leave it out, or set precision.compute to mxfp8"
+                    found.append(ConfigError(name, value, problem, remedy))
+        if not self.first_last_layers_bf16:
+            for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
+                if (value := getattr(self, name)) != 1:  # as good as left out
+                    problem = "first_last_layers_bf16 is false, so no layer stays in bf16 by it"
+                    remedy = "Leave it out, or set precision.first_last_layers_bf16 to true"
+                    found.append(ConfigError(name, value, problem, remedy))
+        refuse(found)
+        return self

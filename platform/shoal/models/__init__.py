@@ -6,6 +6,7 @@ from shoal.models.export import write_hf_folder
 from shoal.models.hf_folder import HFWeights, read_hf_config
 from shoal.models.importing import import_model
 from shoal.models.initialization import InitialWeights, initialize
+from shoal.models.mxfp8 import Bf16Choice, choose_mxfp8
 from shoal.models.names import ExpertLayout, parameter_shapes
 from shoal.models.part import Part, split_decoder
 from shoal.models.sharding import ShardedUnit, decoder_units, shard_decoder
@@ -14,6 +15,7 @@ from shoal.models.weight_source import WeightSource, whole_tensors
 from shoal.models.weights import load_weights
 
 __all__ = [
+    "Bf16Choice",
     "Carried",
     "Decoder",
     "DecoderConfig",
@@ -27,6 +29,7 @@ __all__ = [
     "Part",
     "ShardedUnit",
     "WeightSource",
+    "choose_mxfp8",
     "decoder_units",
     "import_model",
     "initialize",

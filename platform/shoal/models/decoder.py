@@ -7,6 +7,7 @@ embedding table too, as its head: the first part's is the same parameter, on oth
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -20,6 +21,7 @@ from shoal.errors import ConfigError
 from shoal.models.balance import BalanceLoss
 from shoal.models.config import DecoderConfig
 from shoal.models.embedding import Embedding
+from shoal.models.experts import Experts
 from shoal.models.layer import DecoderLayer
 from shoal.models.linear import Linear
 from shoal.models.norm import RMSNorm
@@ -90,6 +92,7 @@ class Decoder(nn.Module):
         recompute: Recompute = "none",
         context: ContextParallel | None = None,
         part: Part | None = None,
+        mxfp8: Collection[str] = (),
     ) -> None:
         """Make the modules.
 
@@ -99,6 +102,8 @@ class Decoder(nn.Module):
             recompute: ``layer`` keeps only each layer's input and computes the rest in backward.
             context: The ranks that share the tokens of each sequence; each computes its own part.
             part: Which layers; unset, the whole.
+            mxfp8: Parameters, of the whole, that multiply in MXFP8 (``choose_mxfp8``); ``dtype``
+                is bf16 then.
         """
         super().__init__()
         self.config = config
@@ -113,6 +118,23 @@ class Decoder(nn.Module):
             if config.tie_word_embeddings:
                 assert self.model.embed_tokens is not None
                 self.lm_head.weight = self.model.embed_tokens.weight
+        self._mxfp8 = tuple(name for name, _ in self.named_parameters() if name in mxfp8)
+        for name in self._mxfp8:
+            self._use_mxfp8(name)
+
+    def _use_mxfp8(self, parameter: str) -> None:
+        path, _, leaf = parameter.rpartition(".")
+        module = self.get_submodule(path)
+        if isinstance(module, Experts):
+            module.use_mxfp8(leaf)
+        else:
+            assert isinstance(module, Linear)
+            module.use_mxfp8()
+
+    @property
+    def quantized(self) -> tuple[nn.Parameter, ...]:
+        """The parameters that multiply in MXFP8."""
+        return tuple(self.get_parameter(name) for name in self._mxfp8)
 
     @property
     def copies(self) -> tuple[nn.Parameter, ...]:

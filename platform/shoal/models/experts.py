@@ -41,6 +41,10 @@ class Experts(nn.Module):
         super().__init__()
         self.num_experts = config.num_experts
         self.exchange: ExpertExchange | None = None
+        self.products: dict[str, ops.GroupedProduct] = {
+            "gate_up_proj": ops.grouped_linear,
+            "down_proj": ops.grouped_linear,
+        }
         num, width = config.num_experts, config.intermediate_size
         # [E * 2I, H]: the gate rows of an expert, then its up rows.
         self.gate_up_proj = nn.Parameter(torch.empty(num * 2 * width, hidden, dtype=dtype))
@@ -52,12 +56,20 @@ class Experts(nn.Module):
     ) -> torch.Tensor:
         """``tokens`` ``[T, H]`` with ``choices`` and ``weights`` ``[T, k]`` to ``[T, H]``."""
         if self.exchange is not None:
+            matrices = (self.gate_up_proj, self.down_proj)
+            products = (self.products["gate_up_proj"], self.products["down_proj"])
             return visit_shared_experts(
-                tokens, choices, weights, self.gate_up_proj, self.down_proj, self.exchange
+                tokens, choices, weights, *matrices, self.exchange, products
             )
         return ops.visit_experts(
             tokens, choices, weights, self.gate_up_proj, self.down_proj, self.num_experts
         )
+
+    def use_mxfp8(self, name: str) -> None:
+        """Multiply with ``gate_up_proj``, or with ``down_proj``, in MXFP8 from now on."""
+        self.products[name] = ops.mxfp8_grouped_linear
+        if self.exchange is None:
+            self.exchange = ExpertExchange(self.num_experts, None)
 
     def keep_part(self, exchange: ExpertExchange) -> None:
         """Keep this rank's experts alone; tokens reach the others, and theirs these, by exchange.

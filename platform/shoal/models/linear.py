@@ -15,7 +15,12 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if bias else None
+        self.product = ops.linear
+
+    def use_mxfp8(self) -> None:
+        """Multiply in MXFP8 from now on."""
+        self.product = ops.mxfp8_linear
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """``[..., inputs]`` to ``[..., outputs]``."""
-        return ops.linear(inputs, self.weight, self.bias)
+        return self.product(inputs, self.weight, self.bias)

@@ -7,10 +7,17 @@ take any of their places without a change above: see ``shoal.ops.replaceable``.
 from shoal.ops.attention import Attend, DocumentSpans, attend
 from shoal.ops.cross_entropy import linear_cross_entropy
 from shoal.ops.embedding import embed
-from shoal.ops.experts import add_shared_expert, route, run_experts, visit_experts
+from shoal.ops.experts import (
+    GroupedProduct,
+    add_shared_expert,
+    route,
+    run_experts,
+    visit_experts,
+)
 from shoal.ops.grouped_linear import grouped_linear
 from shoal.ops.head import logits, token_log_probabilities
 from shoal.ops.linear import linear
+from shoal.ops.mxfp8_linear import mxfp8_grouped_linear, mxfp8_linear
 from shoal.ops.rms_norm import rms_norm
 from shoal.ops.rotary import cosine_and_sine, rotate
 from shoal.ops.routing import ExpertGroups, combine, dispatch, permute
@@ -20,6 +27,7 @@ __all__ = [
     "Attend",
     "DocumentSpans",
     "ExpertGroups",
+    "GroupedProduct",
     "add_shared_expert",
     "attend",
     "combine",
@@ -30,6 +38,8 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "logits",
+    "mxfp8_grouped_linear",
+    "mxfp8_linear",
     "permute",
     "rms_norm",
     "rotate",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -11,6 +11,9 @@ from shoal.ops.linear import linear
 from shoal.ops.replaceable import replaceable
 from shoal.ops.routing import ExpertGroups, combine, dispatch
 from shoal.ops.swiglu import swiglu
+
+GroupedProduct = Callable[[torch.Tensor, torch.Tensor, Sequence[int]], torch.Tensor]
+"""``grouped_linear``, or the same in another arithmetic."""
 
 
 @replaceable
@@ -52,14 +55,19 @@ def visit_experts(
 
 
 def run_experts(
-    rows: torch.Tensor, sizes: Sequence[int], gate_up: torch.Tensor, down: torch.Tensor
+    rows: torch.Tensor,
+    sizes: Sequence[int],
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    products: tuple[GroupedProduct, GroupedProduct] = (grouped_linear, grouped_linear),
 ) -> torch.Tensor:
     """Each row through its expert, ``[R, H]`` to the same; the experts have ``sizes`` rows in turn.
 
-    ``gate_up`` and ``down`` as for ``visit_experts``, of as many experts as there are ``sizes``.
+    ``gate_up`` and ``down`` as for ``visit_experts``, of as many experts as there are ``sizes``;
+    ``products`` multiplies with the one and with the other.
     """
-    gate, up = grouped_linear(rows, gate_up, sizes).chunk(2, dim=-1)
-    return grouped_linear(swiglu(gate, up), down, sizes)
+    gate, up = products[0](rows, gate_up, sizes).chunk(2, dim=-1)
+    return products[1](swiglu(gate, up), down, sizes)
 
 
 @replaceable

@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 
-def _groups(sizes: Sequence[int], width: int) -> Iterator[tuple[slice, slice]]:
+def groups_of(sizes: Sequence[int], width: int) -> Iterator[tuple[slice, slice]]:
     """Rows of the inputs and rows of the weight, for each group that is not empty."""
     start = 0
     for group, size in enumerate(sizes):
@@ -29,7 +29,7 @@ class _GroupedLinear(torch.autograd.Function):
         ctx.sizes = sizes
         width = weight.shape[0] // len(sizes)
         outputs = inputs.new_empty(inputs.shape[0], width)
-        for rows, columns in _groups(sizes, width):
+        for rows, columns in groups_of(sizes, width):
             torch.mm(inputs[rows], weight[columns].t(), out=outputs[rows])
         return outputs
 
@@ -40,7 +40,7 @@ class _GroupedLinear(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         inputs, weight = ctx.saved_tensors
         gradient = gradient.contiguous()
-        groups = list(_groups(ctx.sizes, weight.shape[0] // len(ctx.sizes)))
+        groups = list(groups_of(ctx.sizes, weight.shape[0] // len(ctx.sizes)))
         input_gradient = weight_gradient = None
         if ctx.needs_input_grad[0]:
             input_gradient = torch.empty_like(inputs)

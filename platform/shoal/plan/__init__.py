@@ -5,6 +5,7 @@ from shoal.plan.machine import Machine
 from shoal.plan.make import make_plan
 from shoal.plan.memory import Kind, RankMemory
 from shoal.plan.model import read_decoder_config
+from shoal.plan.mxfp8 import mxfp8_parameters
 from shoal.plan.plan import Plan
 from shoal.plan.precision import Precision, resolve_device, resolve_precision
 from shoal.plan.refusals import stages_of, topology_of
@@ -22,6 +23,7 @@ __all__ = [
     "Traffic",
     "draw_plan",
     "make_plan",
+    "mxfp8_parameters",
     "print_plan",
     "read_decoder_config",
     "resolve_device",

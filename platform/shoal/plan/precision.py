@@ -33,6 +33,9 @@ class Precision:
     moments: torch.dtype
     """Moments of the optimizer."""
 
+    mxfp8: bool = False
+    """Whether linear and expert layers multiply in MXFP8, and the rest in ``compute``."""
+
     reason: str
     """Why ``compute`` is what it is, as a clause for the user."""
 
@@ -64,12 +67,14 @@ def resolve_precision(config: Config, machine: Machine | None = None) -> Precisi
     if settings.compute == "auto":
         compute, reason = _automatic(resolve_device(config, machine), machine)
     elif settings.compute == "mxfp8":
-        raise _no_mxfp8("precision.compute")
+        _check_mxfp8(resolve_device(config, machine))
+        compute, reason = torch.bfloat16, "linear and expert layers in mxfp8, as asked"
     else:
         compute, reason = DTYPES[settings.compute], "as asked"
     gather = settings.parameter_gather
     if gather == "mxfp8":
-        raise _no_mxfp8("precision.parameter_gather")
+        problem = "weights travel in bf16 in this version, also for products in MXFP8"
+        raise ConfigError("precision.parameter_gather", gather, problem, "Leave it out")
     if gather is not None and DTYPES[gather] is not compute:
         problem = "weights travel in the format of compute, which is fp32"
         remedy = "Leave it out, or set precision.compute to bf16"
@@ -80,6 +85,7 @@ def resolve_precision(config: Config, machine: Machine | None = None) -> Precisi
         main_gradients=DTYPES[settings.main_gradients],
         reduce=DTYPES[settings.reduce],
         moments=DTYPES[settings.moments],
+        mxfp8=settings.compute == "mxfp8",
         reason=reason,
     )
 
@@ -92,6 +98,7 @@ def _automatic(device: str, machine: Machine) -> tuple[torch.dtype, str]:
     return torch.float32, "auto on a CPU without bf16 units"
 
 
-def _no_mxfp8(field: str) -> ConfigError:
-    problem = "needs GPUs with MXFP8 units and is not available in this version"
-    return ConfigError(field, "mxfp8", problem, "Use bf16, or leave the key out")
+def _check_mxfp8(device: str) -> None:
+    if device == "cuda":
+        problem = "MXFP8 is computed by emulation on CPUs; GPUs have no kernels for it here"
+        raise ConfigError("precision.compute", "mxfp8", problem, "Use bf16")

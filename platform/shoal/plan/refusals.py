@@ -23,6 +23,7 @@ from shoal.parallel.pipeline import Stages
 from shoal.plan.batches import Batches
 from shoal.plan.machine import Machine
 from shoal.plan.model import read_decoder_config
+from shoal.plan.mxfp8 import mxfp8_parameters
 from shoal.plan.precision import resolve_device, resolve_precision
 from shoal.topology import Topology
 
@@ -214,6 +215,14 @@ def _precision(facts: Facts) -> Iterator[ConfigError]:
             yield error
 
 
+def _kept_in_bf16(facts: Facts) -> Iterator[ConfigError]:
+    if facts.decoder is not None:
+        try:
+            mxfp8_parameters(facts.config, facts.decoder)
+        except ConfigError as error:
+            yield error
+
+
 def _optimizer(facts: Facts) -> Iterator[ConfigError]:
     optimizer, moments = facts.config.optimizer, facts.config.precision.moments
     if optimizer.kind == "muon":
@@ -250,6 +259,7 @@ RULES: tuple[Callable[[Facts], Iterator[ConfigError]], ...] = (
     _weights,
     _device,
     _precision,
+    _kept_in_bf16,
     _optimizer,
     _resume,
 )

@@ -31,7 +31,13 @@ from shoal.models import (
 )
 from shoal.parallel.context import ContextParallel
 from shoal.parallel.pipeline import Links, Pipeline
-from shoal.plan import Precision, read_decoder_config, stages_of, topology_of
+from shoal.plan import (
+    Precision,
+    mxfp8_parameters,
+    read_decoder_config,
+    stages_of,
+    topology_of,
+)
 from shoal.topology import Axis, Meshes
 from shoal.training.optimizer import build_optimizer
 from shoal.training.passes import Passes
@@ -49,6 +55,7 @@ def build_model(
     stage = topology.coordinates(dist.get_rank()).pipeline
     decoder = read_decoder_config(config.model)
     parts = split_decoder(decoder, stages.num_chunks)
+    mxfp8 = mxfp8_parameters(config, decoder)
     communicators = _once(communicator_for if ledger is None else ledger.communicator)
     context = ContextParallel.over(
         topology, device, config.parallel.context_exchange, communicators
@@ -62,6 +69,7 @@ def build_model(
                     recompute=config.train.recompute,
                     context=context,
                     part=parts[chunk],
+                    mxfp8=mxfp8,
                 )
                 for chunk in stages.chunks_of(stage)
             ]

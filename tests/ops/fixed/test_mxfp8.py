@@ -11,6 +11,7 @@ import torch
 
 from shoal.errors import ConfigError
 from shoal.ops.fixed import PackedLinear, mxfp8
+from shoal.ops.mxfp8 import dequantize, quantize
 from tests.ops.fixed.company import assert_independent, same_bits
 
 # Made by torchao 0.18: to_mx(inputs, torch.float8_e4m3fn, 32, ScaleCalculationMode.RCEIL).
@@ -24,18 +25,18 @@ def vectors() -> torch.Tensor:
 
 
 def test_quantization_equals_torchao() -> None:
-    values, scales = mxfp8.quantize(vectors())
+    values, scales = quantize(vectors())
     assert np.array_equal(values.view(torch.uint8).numpy(), VECTORS["values"])
     assert np.array_equal(scales.numpy(), VECTORS["scales"])
 
 
 def test_rows_are_quantized_like_weights() -> None:
     rows = vectors()
-    expected = mxfp8.dequantize(*mxfp8.quantize(rows))
+    expected = dequantize(*quantize(rows))
     assert same_bits(mxfp8.quantize_rows(rows), expected)
     assert same_bits(mxfp8.quantize_rows(rows.float()), expected)
     wide = torch.randn(40, 96) * torch.randn(40, 96).mul(9).exp2()
-    assert same_bits(mxfp8.quantize_rows(wide), mxfp8.dequantize(*mxfp8.quantize(wide)))
+    assert same_bits(mxfp8.quantize_rows(wide), dequantize(*quantize(wide)))
     assert_independent(lambda chosen: mxfp8.quantize_rows(wide[chosen]), 40)
 
 
@@ -51,7 +52,7 @@ def test_the_scale_is_rounded_up(power: int) -> None:
         block = torch.full((32,), 1.0)
         block[9] = -most
         block *= 2.0**power
-        values, scales = mxfp8.quantize(block)
+        values, scales = quantize(block)
         assert int(scales[0]) - 127 == exponent
         scale = Fraction(2) ** exponent
         assert Fraction(float(block.abs().max())) <= 448 * scale
@@ -63,16 +64,16 @@ def test_the_scale_is_rounded_up(power: int) -> None:
 
 
 def test_a_block_of_zeros() -> None:
-    values, scales = mxfp8.quantize(torch.zeros(2, 32))
+    values, scales = quantize(torch.zeros(2, 32))
     assert scales.tolist() == [[0], [0]]
-    assert same_bits(mxfp8.dequantize(values, scales), torch.zeros(2, 32).bfloat16())
+    assert same_bits(dequantize(values, scales), torch.zeros(2, 32).bfloat16())
     assert same_bits(mxfp8.quantize_rows(torch.zeros(1, 32)), torch.zeros(1, 32).bfloat16())
 
 
 def test_tiny_numbers_lose_bits_but_nothing_else() -> None:
     tiny = torch.full((1, 32), 2.0**-130)
     tiny[0, 5] = 2.0**-120
-    result = mxfp8.dequantize(*mxfp8.quantize(tiny))
+    result = dequantize(*quantize(tiny))
     assert float(result[0, 5]) == 2.0**-120
     assert float(result[0, 0]) == 0.0
     assert same_bits(mxfp8.quantize_rows(tiny), result)
@@ -87,13 +88,13 @@ def test_impossible_activations_spoil_their_block_alone() -> None:
         assert same_bits(result[1, :32], torch.ones(32).bfloat16())
         assert same_bits(result[0], torch.ones(64).bfloat16())
         with pytest.raises(ConfigError, match=r"Serve these weights in bf16 or fp32"):
-            mxfp8.quantize(rows)
+            mxfp8.quantize_weight(rows)
 
 
 def test_products_are_those_of_the_quantized_operands() -> None:
     weight, rows = vectors()[:90].reshape(45, 64), vectors()[40:].reshape(-1, 64)
     result = PackedLinear.pack(weight, kind="mxfp8")(rows, dtype=torch.float32)
-    left, right = (mxfp8.dequantize(*mxfp8.quantize(x)) for x in (rows, weight))
+    left, right = (dequantize(*quantize(x)) for x in (rows, weight))
     assert same_bits(result, PackedLinear.pack(right, kind="bf16")(left, dtype=torch.float32))
     exact = left.double() @ right.double().t()
     scale = left.double().abs() @ right.double().abs().t()

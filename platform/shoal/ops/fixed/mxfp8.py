@@ -1,17 +1,8 @@
-"""MXFP8: E4M3 numbers in blocks of 32 along K that share a power of two as their scale.
+"""MXFP8 in the kernels of fixed order; the format is that of ``shoal.ops.mxfp8``.
 
-Source: OCP Microscaling Formats (MX) specification 1.0, with the scale rounded up as
-Megatron Core and Transformer Engine do it: the smallest power of two that is no less than
-``amax / 448``, so that no number of the block is clipped.
-
-Products of MXFP8 are emulated exactly. Each operand, weights and activations, is a sum of at most
-4 bits times a power of two, which bf16 holds without rounding; so after quantization of both the
-bf16 tiles compute what the format's own arithmetic would: exact products, summed in fp32.
-
-Edges. A block of zeros has the exponent 0 as its scale. Otherwise scales below 2**-117 are not
-used, because bf16 products take numbers below 2**-126 as zero: blocks whose largest number is below
-448 * 2**-117 (2.7e-33) are quantized as if it were that. Weights above 448 * 2**119 (3e38),
-infinite or not numbers are refused; an activation like that makes its whole block not a number.
+Products are emulated exactly: after quantization of weights and activations the bf16 tiles compute
+what the format's own arithmetic would, exact products summed in fp32. Weights that the format
+cannot hold are refused; an activation like that makes its whole block not a number.
 """
 
 from __future__ import annotations
@@ -39,65 +30,28 @@ from shoal.ops.fixed.lanes import (
     words,
 )
 from shoal.ops.fixed.memory import load, read_byte, store_halves
-
-BLOCK = 32
-"""Numbers that share a scale."""
-
-LARGEST = 448.0
-"""The largest number of E4M3."""
+from shoal.ops.mxfp8 import BLOCK, LEAST, LIMIT, MOST, quantize
 
 _BYTE = ir.IntType(8)
 _HALVES = ir.VectorType(ir.IntType(16), WIDTH)
 _PAIRS = ir.VectorType(ir.IntType(16), 2 * WIDTH)
 
-_LEAST, _MOST = 127 - 117, 127 + 119
-"""Smallest and largest scale in use, as biased exponents (E8M0)."""
 
-LIMIT = LARGEST * 2.0**119
-"""Larger weights are refused."""
-
-
-def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize along the last dimension, K, a multiple of 32.
+def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``quantize`` along the last dimension, K, a multiple of 32.
 
     ``[..., K]`` floating point to E4M3 ``[..., K]`` (float8_e4m3fn) and biased exponents of the
     scales ``[..., K / 32]`` (uint8, E8M0). Raises ``ConfigError`` for numbers it cannot hold.
     """
-    blocks = weight.detach().float().unflatten(-1, (-1, BLOCK))
-    most = blocks.abs().amax(dim=-1)
-    if not bool((most <= LIMIT).all()):
+    magnitudes = weight.detach().float().abs()
+    if not bool((magnitudes <= LIMIT).all()):
         raise ConfigError(
             "weight",
-            float(most.max()),
+            float(magnitudes.max()),
             "MXFP8 holds finite numbers up to 3e38 only",
             "Serve these weights in bf16 or fp32",
         )
-    exponents = _exponents(most)
-    scaled = blocks / _powers(exponents.clamp(_LEAST)).unsqueeze(-1)
-    return scaled.to(torch.float8_e4m3fn).flatten(-2), exponents.to(torch.uint8)
-
-
-def dequantize(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """What ``quantize`` gave as bf16, exactly."""
-    blocks = values.float().unflatten(-1, (-1, BLOCK))
-    numbers: torch.Tensor = blocks * _powers(scales.int()).unsqueeze(-1)
-    return numbers.flatten(-2).bfloat16()
-
-
-def _exponents(most: torch.Tensor) -> torch.Tensor:
-    """Biased exponents of the scales for the largest magnitudes, int32.
-
-    ``amax = m * 2**e`` with m in [1, 2), and 448 = 1.75 * 2**8: the scale is ``2**(e - 8)`` where m
-    is at most 1.75 and ``2**(e - 7)`` above.
-    """
-    bits = most.contiguous().view(torch.int32)
-    above = ((bits & 0x7FFFFF) > 0x600000).int()
-    exponents = ((bits >> 23) - 8 + above).clamp(_LEAST, _MOST)
-    return exponents.where(most > 0, 0)
-
-
-def _powers(exponents: torch.Tensor) -> torch.Tensor:
-    return (exponents << 23).view(torch.float32)
+    return quantize(weight)
 
 
 def quantize_rows(rows: torch.Tensor) -> torch.Tensor:
@@ -146,9 +100,9 @@ def _scale(b: Any, first: Any, second: Any) -> Any:
     most = tree(b, most, lambda x, y: b.select(b.icmp_signed(">", x, y), x, y))
     above = b.icmp_signed(">", b.and_(most, I32(0x7FFFFF)), I32(0x600000))
     exponent = b.add(b.sub(b.lshr(most, I32(23)), I32(8)), b.zext(above, I32))
-    exponent = b.select(b.icmp_signed("<", exponent, I32(_LEAST)), I32(_LEAST), exponent)
+    exponent = b.select(b.icmp_signed("<", exponent, I32(LEAST)), I32(LEAST), exponent)
     bits = b.select(
-        b.icmp_signed("<=", exponent, I32(_MOST)), b.shl(exponent, I32(23)), I32(0x7FC00000)
+        b.icmp_signed("<=", exponent, I32(MOST)), b.shl(exponent, I32(23)), I32(0x7FC00000)
     )
     return b.bitcast(splat(b, bits, WORDS), FLOATS)
 

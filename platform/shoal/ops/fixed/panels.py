@@ -5,7 +5,7 @@ panel side by side, each with one fp32 number or two bf16 numbers of K. A kernel
 panel reads it once, from its first byte to its last. Columns and steps past N and K are zeros.
 
 MXFP8 panels hold ``[N / 64, K / 2, 64]`` pairs of bytes and, apart, a scale per column and 32
-numbers of K; see ``shoal.ops.fixed.mxfp8``.
+numbers of K; see ``shoal.ops.mxfp8``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from shoal.errors import ConfigError
 from shoal.ops.fixed import huge_pages, mxfp8
+from shoal.ops.mxfp8 import BLOCK
 
 Kind = Literal["fp32", "bf16", "mxfp8"]
 
@@ -85,7 +86,7 @@ def pack(weight: torch.Tensor, kind: Kind, *, count: int = 1) -> Panels:
     elif kind == "bf16":
         data = _by_steps(functional.pad(weight.bfloat16(), (0, inner % 2)), 2)
     elif kind == "mxfp8":
-        values, scales = mxfp8.quantize(functional.pad(weight, (0, -inner % mxfp8.BLOCK)))
+        values, scales = mxfp8.quantize_weight(functional.pad(weight, (0, -inner % BLOCK)))
         data, scales = _by_steps(values.view(torch.uint8), 2), _by_steps(scales, 1).squeeze(-1)
         small = mxfp8.has_small(data)
     else:

@@ -33,14 +33,16 @@ def visit_shared_experts(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     exchange: ExpertExchange,
+    products: tuple[ops.GroupedProduct, ops.GroupedProduct] = (ops.grouped_linear,) * 2,
 ) -> torch.Tensor:
     """As ``ops.visit_experts``, over experts of which this rank holds its part alone.
 
     ``tokens`` ``[T, H]``, ``choices`` and ``weights`` ``[T, k]`` are this rank's, ``gate_up`` and
-    ``down`` its experts'. Every rank of the exchange calls it, forward and backward.
+    ``down`` its experts', and ``products`` what multiplies with them. Every rank of the exchange
+    calls it, forward and backward.
     """
     groups = ops.ExpertGroups.of(choices, exchange.num_experts)
     route = exchange.route(groups.sizes, tokens.device)
     rows = route.to_experts(ops.dispatch(tokens, groups))
-    rows = route.to_tokens(ops.run_experts(rows, route.sizes, gate_up, down))
+    rows = route.to_tokens(ops.run_experts(rows, route.sizes, gate_up, down, products))
     return ops.combine(rows, weights, groups)
