@@ -20,7 +20,7 @@ from shoal.fsdp import (
 from shoal.models import Decoder, initialize, shard_decoder
 from shoal.plan import Kind, Plan, make_plan, read_decoder_config
 from shoal.topology import Axis, Topology
-from shoal.training import build_optimizer
+from shoal.training import WideOptimizer, build_optimizer
 from tests.plan.configs import EXPERTS, config
 from tests.plan.measured import Calls, bytes_by_kind, calls_of
 from tests.ranks import RankPool
@@ -59,9 +59,9 @@ def _train_one_step(settings: Config) -> tuple[dict[str, int], Calls, int]:
     )
     initialize(model, seed=0)
     optimizer = build_optimizer(
-        settings.optimizer, sharded_parameters(model), moment_dtype=plan.precision.moments
+        settings.optimizer, sharded_parameters(model), plan.precision, seed=settings.run.seed
     )
-    fully_shard_optimizer(optimizer)
+    fully_shard_optimizer(optimizer, precision_aware=isinstance(optimizer, WideOptimizer))
     shape = (plan.batches.micro_batch, plan.batches.seq_len)
     ledger.clear()
     for index in range(plan.batches.num_microbatches):

@@ -58,6 +58,7 @@ CASES: dict[str, dict[str, Any]] = {
         "parallel": {"expert": 2},
         "model": {"config": {**MIXTURE, "attention_dropout": 0.1}},
         "sharding": {"dense": {"inner": "optimizer"}},
+        "precision": {"compute": "fp32", "main_weights": "bf16", "rounding": "stochastic"},
     },
 }
 

@@ -11,9 +11,15 @@ from torch import nn
 from shoal.config import OptimizerSettings
 from shoal.errors import ConfigError
 from shoal.fsdp.sharded import ShardedParameter
-from shoal.training import AdamW, build_optimizer
+from shoal.plan import Precision, resolve_precision
+from shoal.training import SGD, AdamW, build_optimizer
+from tests.plan.configs import config
 
 SETTINGS = OptimizerSettings(lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
+
+
+def _precision(**formats: str) -> Precision:
+    return resolve_precision(config(precision={"compute": "fp32", **formats}))
 
 
 def _sharded(name: str, whole: tuple[int, ...], local: torch.Tensor) -> ShardedParameter:
@@ -96,7 +102,7 @@ def test_reloaded_state_goes_on_bit_for_bit() -> None:
 def test_decay_goes_by_the_whole_parameters_shape() -> None:
     matrix = _sharded("a.weight", (4, 3), torch.zeros(0, 3))
     vector = _sharded("a.bias", (4,), torch.zeros(2))
-    optimizer = build_optimizer(SETTINGS, [matrix, vector], moment_dtype=torch.float32)
+    optimizer = build_optimizer(SETTINGS, [matrix, vector], _precision(), seed=0)
     assert isinstance(optimizer, torch.optim.AdamW)
     decay = {
         id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
@@ -104,12 +110,35 @@ def test_decay_goes_by_the_whole_parameters_shape() -> None:
     assert decay == {id(matrix.local): 0.1, id(vector.local): 0.0}
 
 
-def test_narrow_moments_choose_our_own_kernel() -> None:
+@pytest.mark.parametrize(
+    "formats",
+    [{"moments": "bf16"}, {"main_weights": "bf16", "moments": "bf16", "rounding": "stochastic"}],
+    ids=str,
+)
+def test_what_torch_cannot_do_chooses_our_own_kernel(formats: dict[str, str]) -> None:
     matrix = _sharded("a.weight", (4, 3), torch.zeros(4, 3))
-    optimizer = build_optimizer(SETTINGS, [matrix], moment_dtype=torch.bfloat16)
+    optimizer = build_optimizer(SETTINGS, [matrix], _precision(**formats), seed=0)
     assert isinstance(optimizer, AdamW)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_equals_torch(momentum: float) -> None:
+    ours, theirs = _weights(), _weights()
+    _run(SGD(ours, lr=0.1, momentum=momentum), ours, 5)
+    _run(torch.optim.SGD(theirs, lr=0.1, momentum=momentum), theirs, 5)
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our, their, rtol=1e-6, atol=1e-7)
+
+
+def test_sgd_decays_apart_from_its_momentum() -> None:
+    weight = nn.Parameter(torch.ones(1, 1))
+    optimizer = SGD([weight], lr=0.5, momentum=0.5, weight_decay=0.1)
+    for gradient, expected in ((2.0, 0.95 - 1.0), (0.0, -0.05 * 0.95 - 0.5)):
+        weight.grad = torch.full((1, 1), gradient)
+        optimizer.step()
+        assert weight.item() == pytest.approx(expected)
 
 
 def test_muon_is_refused() -> None:
     with pytest.raises(ConfigError, match="optimizer.kind"):
-        build_optimizer(OptimizerSettings(kind="muon"), [], moment_dtype=torch.float32)
+        build_optimizer(OptimizerSettings(kind="muon"), [], _precision(), seed=0)

@@ -23,6 +23,10 @@ class PrecisionSettings(Section):
     main_weights: Literal["fp32", "bf16"] = "fp32"
     """Weights that the optimizer updates."""
 
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    """How updated weights become bf16 main weights; ``stochastic`` keeps on average what is less
+    than a step of bf16, and the same bits at every layout."""
+
     main_gradients: Literal["fp32", "bf16"] = "fp32"
     """Gradients accumulated over microbatches."""
 
@@ -62,4 +66,12 @@ class PrecisionSettings(Section):
                     remedy = "Leave it out, or set precision.first_last_layers_bf16 to true"
                     found.append(ConfigError(name, value, problem, remedy))
         refuse(found)
+        return self
+
+    @model_validator(mode="after")
+    def _rounds_what_is_bf16(self) -> PrecisionSettings:
+        if self.rounding == "stochastic" and self.main_weights != "bf16":
+            problem = "main weights in fp32 are not rounded"
+            remedy = "Leave it out, or set precision.main_weights to bf16"
+            refuse([ConfigError("rounding", self.rounding, problem, remedy)])
         return self

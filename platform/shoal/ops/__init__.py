@@ -18,6 +18,7 @@ from shoal.ops.grouped_linear import grouped_linear
 from shoal.ops.head import logits, token_log_probabilities
 from shoal.ops.linear import linear
 from shoal.ops.mxfp8_linear import mxfp8_grouped_linear, mxfp8_linear
+from shoal.ops.philox import Words, philox
 from shoal.ops.rms_norm import rms_norm
 from shoal.ops.rotary import cosine_and_sine, rotate
 from shoal.ops.routing import ExpertGroups, combine, dispatch, permute
@@ -28,6 +29,7 @@ __all__ = [
     "DocumentSpans",
     "ExpertGroups",
     "GroupedProduct",
+    "Words",
     "add_shared_expert",
     "attend",
     "combine",
@@ -41,6 +43,7 @@ __all__ = [
     "mxfp8_grouped_linear",
     "mxfp8_linear",
     "permute",
+    "philox",
     "rms_norm",
     "rotate",
     "route",

@@ -24,6 +24,9 @@ class Precision:
     main_weights: torch.dtype
     """Weights that the optimizer updates."""
 
+    rounding: str
+    """How they are rounded, ``nearest`` or ``stochastic``."""
+
     main_gradients: torch.dtype
     """Gradients accumulated over microbatches."""
 
@@ -82,6 +85,7 @@ def resolve_precision(config: Config, machine: Machine | None = None) -> Precisi
     return Precision(
         compute=compute,
         main_weights=DTYPES[settings.main_weights],
+        rounding=settings.rounding,
         main_gradients=DTYPES[settings.main_gradients],
         reduce=DTYPES[settings.reduce],
         moments=DTYPES[settings.moments],

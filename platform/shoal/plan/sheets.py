@@ -58,7 +58,7 @@ def _run(plan: Plan) -> Sheet:
         ("model", f"{plan.model_type}, {plan.num_parameters:,} parameters"),
         ("workers", f"{plan.topology.world_size} on {plan.device}"),
         ("compute", f"{_dtype(precision.compute)} ({precision.reason})"),
-        ("main weights", _dtype(precision.main_weights)),
+        ("main weights", _main_weights(plan)),
         ("gradients", f"{_dtype(precision.main_gradients)}, summed in {_dtype(precision.reduce)}"),
         (
             "step",
@@ -67,6 +67,12 @@ def _run(plan: Plan) -> Sheet:
         ),
     )
     return Sheet(title=f"Run {plan.name}", header=("", ""), rows=rows, numeric=frozenset())
+
+
+def _main_weights(plan: Plan) -> str:
+    rounding = plan.precision.rounding
+    name = _dtype(plan.precision.main_weights)
+    return name if rounding == "nearest" else f"{name}, rounded stochastically"
 
 
 def _mesh(plan: Plan) -> Sheet:

@@ -11,8 +11,11 @@ from shoal.training.optimizer import build_optimizer, set_learning_rate
 from shoal.training.passes import Passes
 from shoal.training.progress import ProgressLine
 from shoal.training.rate import LearningRate
+from shoal.training.rounding import Nearest, Rounding, Stochastic
+from shoal.training.sgd import SGD
 from shoal.training.start import check_resume, starting_point
 from shoal.training.step import Stepper
+from shoal.training.updates import WideOptimizer
 
 __all__ = [
     "AdamW",
@@ -21,14 +24,19 @@ __all__ = [
     "LearningRate",
     "MetricsReader",
     "MetricsWriter",
+    "Nearest",
     "Passes",
     "ProgressLine",
+    "Rounding",
+    "SGD",
     "StepLosses",
     "StepMetrics",
     "StepWeights",
     "Stepper",
+    "Stochastic",
     "TrainJob",
     "TrainResult",
+    "WideOptimizer",
     "append_event",
     "build_model",
     "build_optimizer",

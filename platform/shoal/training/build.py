@@ -41,6 +41,7 @@ from shoal.plan import (
 from shoal.topology import Axis, Meshes
 from shoal.training.optimizer import build_optimizer
 from shoal.training.passes import Passes
+from shoal.training.updates import WideOptimizer
 
 
 def build_model(
@@ -140,7 +141,7 @@ def build_sharded_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer over this rank's rows of ``model``."""
     optimizer = build_optimizer(
-        config.optimizer, sharded_parameters(model), moment_dtype=precision.moments
+        config.optimizer, sharded_parameters(model), precision, seed=config.run.seed
     )
-    fully_shard_optimizer(optimizer)
+    fully_shard_optimizer(optimizer, precision_aware=isinstance(optimizer, WideOptimizer))
     return optimizer

@@ -9,29 +9,36 @@ import torch
 
 from shoal.config import OptimizerSettings
 from shoal.errors import ConfigError
-from shoal.fsdp.sharded import ShardedParameter
+from shoal.fsdp import ShardedParameter
+from shoal.plan import Precision
 from shoal.training.adamw import AdamW
+from shoal.training.rounding import Nearest, Rounding, Stochastic
+from shoal.training.sgd import SGD
 
 
 def build_optimizer(
     settings: OptimizerSettings,
     parameters: Sequence[ShardedParameter],
+    precision: Precision,
     *,
-    moment_dtype: torch.dtype,
+    seed: int,
 ) -> torch.optim.Optimizer:
     """An optimizer over ``local`` of each parameter, decay on matrices only.
 
     A matrix has two or more dimensions in the whole parameter, whatever part of it is held here.
-    AdamW runs torch's fused kernel where weights and moments share a dtype, else the room's own.
+    AdamW runs torch's fused kernel where weights and moments share a dtype and are rounded to
+    nearest, else the room's own. ``seed`` is that of stochastic rounding.
 
     Raises ConfigError for a kind that cannot be trained with yet.
     """
     if settings.kind == "muon":
         raise ConfigError("optimizer.kind", "muon", "it is not implemented", "Use adamw or sgd")
     groups = _groups(parameters, settings.weight_decay)
+    is_stochastic = precision.rounding == "stochastic"
+    rounding: Rounding = Stochastic(parameters, seed) if is_stochastic else Nearest()
     if settings.kind == "sgd":
-        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum)
-    if all(parameter.local.dtype == moment_dtype for parameter in parameters):
+        return SGD(groups, lr=settings.lr, momentum=settings.momentum, rounding=rounding)
+    if precision.main_weights == precision.moments and not is_stochastic:
         return torch.optim.AdamW(
             groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True
         )
@@ -41,7 +48,8 @@ def build_optimizer(
         betas=settings.betas,
         eps=settings.eps,
         weight_decay=settings.weight_decay,
-        moment_dtype=moment_dtype,
+        moment_dtype=precision.moments,
+        rounding=rounding,
     )
 
 
