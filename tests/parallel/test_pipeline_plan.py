@@ -118,6 +118,5 @@ def test_stages_differ_and_the_plan_says_how(tmp_path: Path) -> None:
     assert plan.layers == ((range(0, 3),), (range(3, 5),))
     assert plan.bubble_share == pytest.approx(1 / 5)  # one of four microbatches and one stage more
     first, last = (memory.num_bytes for memory in plan.memory)
-    assert first[Kind.HEAD] == 0 < last[Kind.HEAD]
     assert first[Kind.MAIN_WEIGHTS] > last[Kind.MAIN_WEIGHTS] > plan.num_parameters
     assert first[Kind.ACTIVATIONS] > 2 * last[Kind.ACTIVATIONS] * 0.9, "two microbatches wait there"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -10,70 +9,20 @@ import torch
 import torch.distributed as dist
 
 from shoal.config import Config
-from shoal.fsdp import Ledger, MixedPrecision, microbatch, placements_for
-from shoal.models import Decoder, DecoderConfig, initialize, shard_decoder
+from shoal.models import Decoder, DecoderConfig
 from shoal.parallel.context import ContextParallel
-from shoal.plan import Kind, Plan, make_plan, read_decoder_config
+from shoal.plan import make_plan, read_decoder_config
 from shoal.plan.activations import Kernels, layer_bytes
-from shoal.topology import Axis
+from shoal.plan.context import ContextPlan
 from tests.plan.configs import DENSE, EXPERTS, config
-from tests.plan.measured import Calls, bytes_kept, calls_of
+from tests.plan.measured import Measured, assert_as_planned, bytes_kept, measure
 from tests.ranks import RankPool
 
 GROUPED = {**DENSE, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 22}
 
 
-def one_step(settings: Config) -> Calls:
-    """Every collective of this rank's step."""
-    plan, ledger, device = make_plan(settings), Ledger(), torch.device("cpu")
-    context = ContextParallel.over(
-        plan.topology, device, settings.parallel.context_exchange, ledger.communicator
-    )
-    with torch.device("meta"):
-        model = Decoder(
-            read_decoder_config(settings.model),
-            plan.precision.compute,
-            recompute=settings.train.recompute,
-            context=context,
-        )
-    dense, expert = settings.sharding.dense, settings.sharding.expert
-    schedule = shard_decoder(
-        model,
-        plan.topology.meshes("cpu"),
-        placements_for(dense.outer, dense.inner),
-        placements_for(expert.outer, expert.inner),
-        MixedPrecision(),
-        device,
-        communicators=ledger.communicator,
-    )
-    initialize(model, seed=0)
-    ledger.clear()
-    for index in range(plan.batches.num_microbatches):
-        tokens = torch.randint(0, 257, (plan.batches.micro_batch, plan.batches.seq_len))
-        with microbatch(schedule, is_last=index == plan.batches.num_microbatches - 1):
-            output = model(tokens, labels=tokens)
-            loss = output.loss_sum if output.auxiliary is None else sum(output[1:3])
-            loss.backward()
-    return calls_of(ledger)
-
-
-def steps(all_settings: list[Config]) -> list[Calls]:
-    return [one_step(settings) for settings in all_settings]
-
-
-def planned(plan: Plan, rank: int) -> Calls:
-    calls: defaultdict[tuple[str, tuple[int, ...]], tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for traffic in plan.traffic:
-        stream = traffic.stream
-        both = stream.layers == "dense" or stream.axis == "expert"
-        axis = Axis(stream.axis if both else f"expert_{stream.axis}")
-        members = next(group for group in plan.topology.groups(axis) if rank in group)
-        count, nbytes = calls[traffic.stream.deed, members]
-        calls[traffic.stream.deed, members] = (
-            count + traffic.count,
-            nbytes + traffic.payload_bytes,
-        )
-    return dict(calls)
+def steps(all_settings: list[Config]) -> list[Measured]:
+    return [measure(settings) for settings in all_settings]
 
 
 def settings_of(world_size: int, context: int, exchange: str, **sections: Any) -> Config:
@@ -103,37 +52,26 @@ def test_every_collective_of_a_step_is_planned(
     ]
     by_rank = ranks.run(world_size, steps, cells)
     for index, settings in enumerate(cells):
-        plan = make_plan(settings)
-        for rank in range(world_size):
-            assert planned(plan, rank) == by_rank[rank][index], (settings, rank)
+        assert_as_planned(settings, [results[index] for results in by_rank])
 
 
 @pytest.mark.parametrize("exchange", ["gather", "ring"])
 @pytest.mark.parametrize(("context", "expert"), [(2, 2), (2, 4), (4, 2)])
+@pytest.mark.parametrize("length", [16, 17])
 def test_shared_experts_are_planned_with_shared_sequences(
-    ranks: RankPool, context: int, expert: int, exchange: str
+    ranks: RankPool, context: int, expert: int, exchange: str, length: int
 ) -> None:
-    """What tokens take to their experts is up to the routing: the mean of the ranks is planned."""
+    """Of 17 tokens some ranks have one more than others: the mean is planned."""
     settings = settings_of(
         4,
         context,
         exchange,
         model={"config": {**EXPERTS, "num_experts": 8}},
-        data={"seq_len": 16},
+        data={"seq_len": length},
         cluster={"nvlink_domain": 4},
         parallel={"expert": expert},
     )
-    plan = make_plan(settings)
-    by_rank = ranks.run(4, one_step, settings)
-    for rank, calls in enumerate(by_rank):
-        expected = planned(plan, rank)
-        assert {key: count for key, (count, _) in expected.items()} == {
-            key: count for key, (count, _) in calls.items()
-        }
-        for (deed, members), (_, nbytes) in expected.items():
-            counted = [by_rank[member][deed, members][1] for member in members]
-            assert sum(counted) == nbytes * len(members), (deed, members)
-            assert deed == "all_to_all" or counted == [nbytes] * len(members)
+    assert_as_planned(settings, ranks.run(4, measure, settings))
 
 
 def kept_bytes(settings: Config) -> int:
@@ -171,16 +109,23 @@ def test_activations_are_divided(ranks: RankPool, compute: str, exchange: str) -
         assert kept == pytest.approx(expected, rel=0.03)
 
 
+def exchange_bytes(context: int, exchange: str) -> int:
+    settings = settings_of(context, context, exchange, data={"seq_len": 64})
+    plan = make_plan(settings)
+    return ContextPlan(
+        config=settings,
+        decoder=read_decoder_config(settings.model),
+        topology=plan.topology,
+        batches=plan.batches,
+        compute=torch.float32,
+        stage=0,
+        parts=(),
+    ).exchange_bytes
+
+
 def test_a_rank_plans_with_its_tokens_and_the_keys_of_others() -> None:
-    alone = make_plan(settings_of(1, 1, "gather", data={"seq_len": 64}))
-    gather = make_plan(settings_of(4, 4, "gather", data={"seq_len": 64}))
-    ring = make_plan(settings_of(4, 4, "ring", data={"seq_len": 64}))
-    sizes = [plan.memory[0].num_bytes for plan in (alone, gather, ring)]
-    assert sizes[0][Kind.ACTIVATIONS] == 4 * sizes[1][Kind.ACTIVATIONS]
-    assert sizes[1][Kind.ACTIVATIONS] == sizes[2][Kind.ACTIVATIONS]
-    assert sizes[0][Kind.EXCHANGE] == 0
     # A share: keys and values of 2 x 16 tokens, one head of 16, in fp32.
     share = 4 * 2 * 2 * 16 * 16
-    assert sizes[1][Kind.EXCHANGE] == 4 * 4 * share
-    assert sizes[2][Kind.EXCHANGE] == 5 * share
-    assert alone.batches == gather.batches
+    assert exchange_bytes(1, "gather") == 0
+    assert exchange_bytes(4, "gather") == 4 * 4 * share
+    assert exchange_bytes(4, "ring") == 5 * share

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from shoal.config import Level
-from shoal.plan import Kind, make_plan
+import pytest
+import torch
+
+from shoal.config import Config, Level, OptimizerSettings
+from shoal.models import Part
+from shoal.plan import Kind, make_plan, read_decoder_config, resolve_precision
+from shoal.plan.group import Formats, Group
+from shoal.plan.groups import decoder_groups
+from shoal.plan.memory import BUCKET_ELEMENTS, update_bytes
+from shoal.training import updates
 from tests.plan.configs import DENSE, config
 
 WIDE = {**DENSE, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
@@ -59,12 +67,37 @@ def test_weights_that_are_their_own_compute_weights_count_once() -> None:
         assert plan.memory[0].num_bytes[Kind.COMPUTE_WEIGHTS] == 0
 
 
-def test_whole_weights_of_a_unit_its_surroundings_and_the_next() -> None:
-    plan = make_plan(config(model={"config": EVEN}, cluster={"workers": 2}))
+def test_weights_and_contributions_of_a_unit_its_surroundings_and_its_neighbours() -> None:
+    """Of three layers the middle one: the first is on its way, the last one is being reduced."""
+    three = {**EVEN, "num_hidden_layers": 3}
+    plan = make_plan(config(model={"config": three}, cluster={"workers": 2}))
     layer = 4 * 64 * 64 + 3 * 64 * 64 + 2 * 64
     root = 512 * 64 + 64
-    expected = 4 * (root + 2 * layer)
-    assert plan.memory[0].num_bytes[Kind.WHOLE_WEIGHTS] == pytest.approx(expected, rel=0.02)
+    held = plan.memory[0].num_bytes
+    assert held[Kind.WHOLE_WEIGHTS] == pytest.approx(4 * (root + 2 * layer), rel=0.02)
+    # One made, one on its way, and what peers send of that.
+    assert held[Kind.CONTRIBUTIONS] == pytest.approx(4 * (root + 3 * layer), rel=0.02)
+
+
+def _groups(settings: Config) -> tuple[Group, ...]:
+    fp32 = torch.float32
+    formats = Formats(main_weights=fp32, compute=fp32, gradients=fp32, reduce=fp32)
+    decoder, plan = read_decoder_config(settings.model), make_plan(settings)
+    part = Part(layers=range(decoder.num_layers))
+    return decoder_groups(decoder, part, settings.sharding, plan.topology, formats)
+
+
+def test_an_optimizer_of_other_formats_takes_memory_for_its_arithmetic() -> None:
+    settings = config(model={"config": {**EVEN, "vocab_size": 2**16}}, data={"seq_len": 2})
+    groups = _groups(settings)
+    count = sum(group.layout.size for group in groups)
+    precision = resolve_precision(settings)
+    narrow = replace(precision, moments=torch.bfloat16)
+    assert update_bytes(groups, settings.optimizer, precision) == 0
+    assert update_bytes(groups, settings.optimizer, narrow) == 4 * 3 * count
+    sgd = OptimizerSettings(kind="sgd", momentum=0.9)
+    assert update_bytes(groups, sgd, precision) == 4 * 4 * count
+    assert updates.BUCKET_ELEMENTS == BUCKET_ELEMENTS
 
 
 def test_recompute_trades_activations() -> None:

@@ -14,8 +14,8 @@ width W a token::
     layer                two norms of width H, attention, MLP
 
 The masks of sliding windows and of packed documents, and what depends on the vocabulary, come on
-top; the latter is ``head_bytes``. While a layer is in backward, the gradients of its activations,
-or what is computed again, take about as much as the layer keeps.
+top; the latter is ``head_bytes``. What else exists while a layer is in backward stands in
+``shoal.plan.backward``.
 """
 
 from __future__ import annotations
@@ -61,34 +61,39 @@ def kept_bytes(
     return kept + (num_tokens * kernels.norm(config.hidden_size) if part.is_last else hidden)
 
 
-def working_bytes(config: DecoderConfig, part: Part, kernels: Kernels, num_tokens: int) -> int:
-    """Bytes that come on top while the layer that keeps most is in backward."""
-    return max(layer_bytes(config, layer, kernels, num_tokens) for layer in part.layers)
-
-
 def layer_bytes(config: DecoderConfig, layer: int, kernels: Kernels, num_tokens: int) -> int:
     """Bytes that one layer keeps for backward."""
+    before = kernels.norm(config.hidden_size) + _attention(config, kernels)
+    return num_tokens * before + mlp_bytes(config, layer, kernels, num_tokens)
+
+
+def mlp_bytes(config: DecoderConfig, layer: int, kernels: Kernels, num_tokens: int) -> int:
+    """Those of its MLP and of the norm before it, which backward lets go first."""
     hidden = config.hidden_size
-    per_token = 2 * kernels.norm(hidden) + _attention(config, kernels)
-    if not config.sparse_layers[layer]:
-        e = kernels.element_bytes
-        return num_tokens * (per_token + e * hidden + 4 * e * config.intermediate_size)
-    assert config.experts is not None
-    per_token += _experts(config.experts, hidden, kernels)
+    per_token = kernels.norm(hidden)
+    if config.sparse_layers[layer]:
+        assert config.experts is not None
+        per_token += _experts(config.experts, hidden, kernels)
+    else:
+        per_token += kernels.element_bytes * (hidden + 4 * config.intermediate_size)
     return num_tokens * per_token
 
 
 def head_bytes(config: DecoderConfig, element_bytes: int, num_tokens: int) -> int:
     """Bytes of the head and its loss: a chunk of logits, and the gradients computed ahead.
 
-    A chunk exists in the compute format and in fp32 at a time.
+    A chunk exists in fp32, with as much again for its sums or its gradient.
     """
     vocabulary, hidden = config.vocab_size, config.hidden_size
     rows = min(num_tokens, max(CHUNK_BYTES // (FP32_BYTES * vocabulary), 1))
-    logits = rows * vocabulary * (element_bytes + FP32_BYTES)
-    input_gradient = element_bytes * num_tokens * hidden
-    weight_gradient = FP32_BYTES * vocabulary * hidden
-    return logits + input_gradient + weight_gradient
+    logits = 2 * rows * vocabulary * FP32_BYTES
+    input_and_gradient = 2 * element_bytes * num_tokens * hidden
+    return logits + input_and_gradient + head_gradient_bytes(config)
+
+
+def head_gradient_bytes(config: DecoderConfig) -> int:
+    """Bytes of the gradient of the head's weight, summed up in fp32."""
+    return FP32_BYTES * config.vocab_size * config.hidden_size
 
 
 def exchange_bytes(config: DecoderConfig, element_bytes: int, num_tokens: int) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 
@@ -52,6 +53,11 @@ class ContextPlan:
             return self.batches.micro_batch * self.batches.seq_len
         cut = SequenceCut(length=self.batches.seq_len, size=self._size)
         return self.batches.micro_batch * cut.longest
+
+    @property
+    def mean_tokens(self) -> Fraction:
+        """Tokens of a microbatch on a rank of the group, in the mean."""
+        return Fraction(self.batches.micro_batch * self.batches.seq_len, self._size)
 
     @property
     def exchange_bytes(self) -> int:

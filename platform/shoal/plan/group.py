@@ -107,6 +107,26 @@ class Group:
         apart = between != self.run(self.placements.optimizer)
         return between * self.formats.gradients.itemsize if apart else 0
 
+    def collected_bytes(self, num_microbatches: int) -> int:
+        """Bytes of what one backward collects, where that is no sum over microbatches."""
+        summed = self._is_deferred and num_microbatches > 1
+        return 0 if summed else self.partial_bytes
+
+    def reducing_bytes(self, num_microbatches: int) -> int:
+        """Bytes that its reduction takes besides what was collected: what peers send, and sums
+        on their way to a second axis."""
+        moves = [*self.microbatch_moves(), *self.final_moves(num_microbatches)]
+        if not moves:
+            return 0
+        first, further = moves[0], moves[1:]
+        received = first.payload_bytes * (1 if first.deed == "reduce_scatter" else 2)
+        return received + max((move.payload_bytes for move in further), default=0)
+
+    @property
+    def largest_gradient_bytes(self) -> int:
+        """Bytes of the largest parameter's gradient as backward makes it."""
+        return max(shape.numel() for shape in self.layout.shapes) * self.formats.compute.itemsize
+
     def held_numels(self, place: tuple[int, int]) -> Iterator[int]:
         """Elements of each parameter whose rows the rank at ``place`` (outer, inner) holds."""
         sharded = [isinstance(kind, Shard) for kind in self.placements.optimizer]

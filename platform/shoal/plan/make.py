@@ -40,7 +40,16 @@ def make_plan(config: Config, machine: Machine | None = None) -> Plan:
         fused_norm=device == "cuda",
         shared_experts=topology.expert > 1,
     )
-    stages = plan_stages(config, decoder, topology, timeline, batches, _formats(precision), kernels)
+    stages = plan_stages(
+        config,
+        decoder,
+        topology,
+        timeline,
+        batches,
+        _formats(precision),
+        kernels,
+        precision,
+    )
     shapes = parameter_shapes(decoder)
     return Plan(
         name=config.run.name,

@@ -1,19 +1,18 @@
 """Bytes that each rank needs, by kind.
 
 At rest, between two steps, stand the buffers of every group (``Group``) and the moments. In a step
-come on top:
+come on top, as far as they exist at its fullest moment (``shoal.plan.moments``):
 
     whole weights   those of a unit in use, of the units around it, and of the next one on its way
     contributions   what backward makes, full size in the compute format: of the same units, one
-                    being made while its neighbour's is reduced, and once more what peers send
+                    being made while its neighbour's is reduced, with what peers send
     accumulation    sums over microbatches, where they cannot use the memory of the gradients
     activations     see ``shoal.plan.activations``; in a pipeline, of all microbatches in flight,
                     and messages that may still be on their way
     head            a chunk of logits and the gradients that the loss computes ahead
     exchange        rows on their way to experts that ranks share, of an even routing; keys and
                     values of a layer, with their gradients, among ranks that share sequences
-
-The peak is the sum of all. It is an upper estimate: not all of them are at their largest at once.
+    update          what the optimizer's arithmetic takes, when all of the above is gone
 """
 
 from __future__ import annotations
@@ -26,6 +25,10 @@ import torch
 
 from shoal.config import OptimizerSettings
 from shoal.plan.group import Group
+from shoal.plan.precision import Precision
+
+BUCKET_ELEMENTS = 2**22
+"""Elements that optimizers of unlike formats update at a time."""
 
 
 class Kind(StrEnum):
@@ -41,6 +44,7 @@ class Kind(StrEnum):
     ACTIVATIONS = "activations"
     HEAD = "head"
     EXCHANGE = "exchange"
+    UPDATE = "update"
 
 
 AT_REST = (Kind.MAIN_WEIGHTS, Kind.COMPUTE_WEIGHTS, Kind.GRADIENTS, Kind.MOMENTS)
@@ -56,7 +60,7 @@ class RankMemory:
 
     rank: int
     num_bytes: dict[Kind, int]
-    """Bytes of every kind."""
+    """Bytes of every kind at the fullest moment of a step."""
 
     @property
     def at_rest(self) -> int:
@@ -65,7 +69,7 @@ class RankMemory:
 
     @property
     def peak(self) -> int:
-        """Bytes at the fullest moment of a step, at most."""
+        """Bytes at the fullest moment of a step."""
         return sum(self.num_bytes.values())
 
 
@@ -88,22 +92,27 @@ def moment_bytes(
     return held * per_element
 
 
-def whole_weight_bytes(groups: Sequence[Group]) -> int:
-    """Bytes of whole weights at the fullest moment; one part's ``groups`` in forward order."""
-    return _fullest(groups, [group.whole_weight_bytes for group in groups])
+def update_bytes(
+    groups: Sequence[Group], optimizer: OptimizerSettings, precision: Precision
+) -> int:
+    """Bytes that an optimizer's step takes for the time of its arithmetic.
+
+    AdamW is one fused kernel where weights and moments have one format, after gradients of another
+    format were cast, all of them. Everything else takes the parameters bucket by bucket in fp32:
+    AdamW both moments and the new weights, SGD the new weights and a change, with a
+    momentum its new value twice.
+    """
+    main, gradients, fp32 = precision.main_weights, precision.main_gradients, torch.float32
+    numels = [group.run(group.placements.optimizer) for group in groups]
+    is_adamw = optimizer.kind == "adamw"
+    if is_adamw and main is precision.moments and precision.rounding == "nearest":
+        return sum(numels) * main.itemsize if gradients is not main else 0
+    largest = max(min(held, _largest(group)) for held, group in zip(numels, groups, strict=True))
+    bucket = min(sum(numels), BUCKET_ELEMENTS + largest)
+    copies = 3 if is_adamw else 4 if optimizer.momentum else 2
+    copies += (gradients is not fp32) + (main is not fp32)
+    return copies * bucket * fp32.itemsize
 
 
-def contribution_bytes(groups: Sequence[Group]) -> int:
-    """Bytes of contributions at the fullest moment; one part's ``groups`` in forward order."""
-    sizes = [group.partial_bytes for group in groups]
-    return _fullest(groups, sizes) + max(sizes)
-
-
-def _fullest(groups: Sequence[Group], sizes: Sequence[int]) -> int:
-    """The most that a unit, those around it and the next one have together."""
-    following = [*sizes[1:], 0]
-    around = [
-        sum(size for other, size in zip(groups, sizes, strict=True) if other.is_around(group))
-        for group in groups
-    ]
-    return max(inside + after for inside, after in zip(around, following, strict=True))
+def _largest(group: Group) -> int:
+    return max(shape.numel() for shape in group.layout.shapes)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 from shoal.models import DecoderConfig
 from shoal.parallel.pipeline import Stages
@@ -14,21 +16,24 @@ from shoal.plan.traffic import Stream, Traffic, What
 SEND: Deed = "send"
 
 
-def boundary_sizes(config: DecoderConfig, batches: Batches, hidden: int) -> tuple[int, ...]:
+def boundary_sizes(
+    config: DecoderConfig, batches: Batches, hidden: Fraction
+) -> tuple[Fraction, ...]:
     """Bytes of each tensor that one microbatch takes from chunk to chunk.
 
-    The first is the hidden state, of ``hidden`` bytes. Of a decoder with experts come their visits
+    The first is the hidden state, of ``hidden`` bytes: a mean where ranks share sequences that do
+    not divide. Of a decoder with experts come their visits
     and the sums of their probabilities, of which all but the visits have a gradient.
     """
     if not any(config.sparse_layers):
         return (hidden,)
     assert config.experts is not None
-    sums = batches.micro_batch * config.experts.num_experts * FP32_BYTES
+    sums = Fraction(batches.micro_batch * config.experts.num_experts * FP32_BYTES)
     return (hidden, sums, sums)
 
 
 def stage_messages(
-    stages: Stages, stage: int, sizes: Sequence[int], num_microbatches: int
+    stages: Stages, stage: int, sizes: Sequence[Fraction], num_microbatches: int
 ) -> Iterator[Traffic]:
     """What each rank of a stage sends to its neighbours; ``sizes`` are those of the boundary."""
     chunks = stages.chunks_of(stage)
@@ -42,11 +47,12 @@ def stage_messages(
 
 def tied_message(stage: int, table: Group) -> Traffic:
     """What a rank of either end sends the other of the gradients of a tied table."""
-    return _traffic(stage, "gradients", 1, [table.gradient_bytes])
+    return _traffic(stage, "gradients", 1, [Fraction(table.gradient_bytes)])
 
 
-def _traffic(stage: int, what: What, times: int, sizes: Sequence[int]) -> Traffic:
+def _traffic(stage: int, what: What, times: int, sizes: Sequence[Fraction]) -> Traffic:
     stream = Stream(
         stage=stage, layers="dense", what=what, deed=SEND, axis="pipeline", group_size=2
     )
-    return Traffic(stream=stream, count=times * len(sizes), payload_bytes=times * sum(sizes))
+    payload = math.ceil(times * sum(sizes))
+    return Traffic(stream=stream, count=times * len(sizes), payload_bytes=payload)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
-from shoal.config import Config
+from shoal.config import Config, OptimizerSettings
 from shoal.models import DecoderConfig, Part, split_decoder
 from shoal.parallel.pipeline import Timeline
 from shoal.parallel.pipeline.links import messages_on_the_way
-from shoal.plan.activations import (
-    Kernels,
-    exchange_bytes,
-    head_bytes,
-    kept_bytes,
-    working_bytes,
-)
+from shoal.parallel.pipeline.timeline import in_flight_limit
+from shoal.plan.activations import FP32_BYTES, Kernels, exchange_bytes, kept_bytes
 from shoal.plan.batches import Batches
 from shoal.plan.context import ContextPlan
 from shoal.plan.group import Formats, Group
 from shoal.plan.groups import decoder_groups
-from shoal.plan.memory import Kind, contribution_bytes, whole_weight_bytes
+from shoal.plan.memory import Kind, update_bytes
 from shoal.plan.messages import boundary_sizes, stage_messages, tied_message
+from shoal.plan.moments import Moment, PartMemory
+from shoal.plan.precision import Precision
 from shoal.plan.traffic import Traffic, expert_traffic, step_traffic
 from shoal.topology import Topology
 
@@ -46,6 +45,9 @@ class StagePlan:
     recompute: bool
     """Whether layers are computed again in backward."""
 
+    optimizer: OptimizerSettings
+    precision: Precision
+
     @property
     def every_group(self) -> tuple[Group, ...]:
         """Those of all parts."""
@@ -53,20 +55,31 @@ class StagePlan:
 
     @property
     def num_bytes(self) -> dict[Kind, int]:
-        """Bytes of each of the stage's ranks, but for the moments, in which these differ."""
-        groups, microbatches = self.every_group, self.batches.num_microbatches
-        return {
+        """Bytes of each of the stage's ranks, but for the moments, in which these differ.
+
+        Those that come and go within a step are those of its fullest moment.
+        """
+        groups, none = self.every_group, dict.fromkeys(Kind, 0)
+        at_rest = {
             Kind.MAIN_WEIGHTS: sum(group.main_weight_bytes for group in groups),
             Kind.COMPUTE_WEIGHTS: sum(group.compute_weight_bytes for group in groups),
             Kind.GRADIENTS: sum(group.gradient_bytes for group in groups),
-            # One part is computed at a time, and afterwards all of it rests.
-            Kind.WHOLE_WEIGHTS: max(map(whole_weight_bytes, self.groups)),
-            Kind.CONTRIBUTIONS: max(map(contribution_bytes, self.groups)),
-            Kind.ACCUMULATION: sum(group.accumulation_bytes(microbatches) for group in groups),
-            Kind.ACTIVATIONS: self._activations + self._messages,
-            Kind.HEAD: self._head,
-            Kind.EXCHANGE: self.context.exchange_bytes + self._of_experts,
         }
+        fullest = max(self._moments(), key=lambda moment: sum(moment.values()))
+        return {**none, **at_rest, **fullest}
+
+    def _moments(self) -> Iterator[Moment]:
+        """What comes and goes in a step, whenever it may be most."""
+        chunks = self.timeline.stages.chunks_of(self.stage)
+        parts = dict(zip(chunks, self.parts, strict=True))
+        waiting = self.timeline.before_backwards(self.stage, lambda chunk: self._kept(parts[chunk]))
+        microbatches = self.batches.num_microbatches
+        summed = sum(group.accumulation_bytes(microbatches) for group in self.every_group)
+        for chunk, groups in zip(chunks, self.groups, strict=True):
+            memory = self._memory_of(parts[chunk], groups)
+            for moment in memory.moments(waiting[chunk] + self._messages):
+                yield {**moment, Kind.ACCUMULATION: summed}
+        yield {Kind.UPDATE: update_bytes(self.every_group, self.optimizer, self.precision)}
 
     def traffic(self) -> Iterator[Traffic]:
         """Collectives inside the stage, and messages to others, of each of its ranks."""
@@ -76,7 +89,8 @@ class StagePlan:
         yield from self._expert_traffic()
         if stages.num_stages == 1:
             return
-        yield from stage_messages(stages, self.stage, self._boundary, microbatches)
+        sizes = self._boundary(self.context.mean_tokens)
+        yield from stage_messages(stages, self.stage, sizes, microbatches)
         if self.decoder.tie_word_embeddings and self.stage in (0, stages.num_stages - 1):
             table = next(g for g in self.every_group if g.is_copy or not g.unit)
             yield tied_message(self.stage, table)
@@ -88,22 +102,32 @@ class StagePlan:
         num_sparse = sum(self.decoder.sparse_layers[layer] for layer in layers)
         if experts is None or degree == 1 or num_sparse == 0:
             return ()
-        row = self.decoder.hidden_size * self.kernels.element_bytes
+        row = experts.experts_per_token * self._row_bytes
         return expert_traffic(
             stage=self.stage,
             degree=degree,
             num_experts=experts.num_experts,
             num_visits=self.batches.num_microbatches * num_sparse,
-            row_bytes=self._tokens * experts.experts_per_token * row,
+            row_bytes=self.context.mean_tokens * row,
             recompute=self.recompute,
         )
 
-    @property
-    def _of_experts(self) -> int:
-        """Bytes of tokens on their way to the experts of other ranks."""
-        if self.topology.expert == 1:
-            return 0
-        return exchange_bytes(self.decoder, self.kernels.element_bytes, self._tokens)
+    def _memory_of(self, part: Part, groups: tuple[Group, ...]) -> PartMemory:
+        experts = 0
+        if self.topology.expert > 1:
+            experts = exchange_bytes(self.decoder, self.kernels.element_bytes, self._tokens)
+        return PartMemory(
+            decoder=self.decoder,
+            part=part,
+            groups=groups,
+            kernels=self.kernels,
+            num_tokens=self._tokens,
+            num_microbatches=self.batches.num_microbatches,
+            recompute=self.recompute,
+            shares_sequences=self.topology.context > 1,
+            kv_bytes=self.context.exchange_bytes,
+            expert_bytes=experts,
+        )
 
     @property
     def _tokens(self) -> int:
@@ -111,34 +135,37 @@ class StagePlan:
         return self.context.tokens_per_rank
 
     @property
-    def _boundary(self) -> tuple[int, ...]:
-        hidden = self._tokens * self.decoder.hidden_size * self.kernels.element_bytes
-        return boundary_sizes(self.decoder, self.batches, hidden)
+    def _row_bytes(self) -> int:
+        """Bytes of a token's hidden state."""
+        return self.decoder.hidden_size * self.kernels.element_bytes
 
-    @property
-    def _activations(self) -> int:
-        parts = dict(zip(self.timeline.stages.chunks_of(self.stage), self.parts, strict=True))
+    def _boundary(self, num_tokens: Fraction) -> tuple[Fraction, ...]:
+        return boundary_sizes(self.decoder, self.batches, num_tokens * self._row_bytes)
 
-        def kept(chunk: int) -> int:
-            return self._of(kept_bytes, parts[chunk], recompute=self.recompute)
-
-        working = max(self._of(working_bytes, part) for part in self.parts)
-        return self.timeline.most_in_flight(self.stage, kept) + working
-
-    def _of(self, formula: Callable[..., int], part: Part, **options: bool) -> int:
-        return formula(self.decoder, part, self.kernels, self._tokens, **options)
+    def _kept(self, part: Part) -> int:
+        """Bytes that one microbatch leaves in a part until its backward."""
+        kept = kept_bytes(self.decoder, part, self.kernels, self._tokens, recompute=self.recompute)
+        is_input_kept = self.kernels.fused_norm or self.kernels.element_bytes == FP32_BYTES
+        return kept if part.is_first or is_input_kept else kept + self._tokens * self._row_bytes
 
     @property
     def _messages(self) -> int:
-        """Bytes of messages of which this stage does not know yet that they have arrived."""
-        stages = self.timeline.stages
-        return messages_on_the_way(stages) * sum(self._boundary) if stages.num_stages > 1 else 0
+        """Bytes of messages on their way: those that a neighbour may not have taken yet, and what
+        arrives for the next computation.
 
-    @property
-    def _head(self) -> int:
-        if not any(part.is_last for part in self.parts):
+        Of activations that were sent, those whose backward is to come are kept anyway.
+        """
+        stages = self.timeline.stages
+        if stages.num_stages == 1:
             return 0
-        return head_bytes(self.decoder, self.kernels.element_bytes, self._tokens)
+        most, microbatches = messages_on_the_way(stages), self.batches.num_microbatches
+        chunks = stages.chunks_of(self.stage)
+        forth = microbatches * sum(not stages.is_last(chunk) for chunk in chunks)
+        back = microbatches * sum(not stages.is_first(chunk) for chunk in chunks)
+        waiting = min(in_flight_limit(stages, self.stage), microbatches * len(chunks))
+        beyond = max(min(most, forth) - waiting, 0)
+        size = math.ceil(sum(self._boundary(Fraction(self._tokens))))
+        return (beyond + min(most, back) + 1) * size
 
 
 def plan_stages(
@@ -149,6 +176,7 @@ def plan_stages(
     batches: Batches,
     formats: Formats,
     kernels: Kernels,
+    precision: Precision,
 ) -> tuple[StagePlan, ...]:
     """Every stage's part of the plan."""
     stages = timeline.stages
@@ -177,6 +205,8 @@ def plan_stages(
             ),
             kernels=kernels,
             recompute=config.train.recompute == "layer",
+            optimizer=config.optimizer,
+            precision=precision,
         )
         for stage in range(stages.num_stages)
     )

@@ -28,6 +28,7 @@ _COLORS = {
     Kind.ACTIVATIONS: "#f5b041",
     Kind.HEAD: "#dc7633",
     Kind.EXCHANGE: "#af601a",
+    Kind.UPDATE: "#c39bd3",
 }
 
 

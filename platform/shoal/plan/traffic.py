@@ -13,9 +13,11 @@ table of a tied head costs one message of gradients each way.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from shoal.plan.group import Deed, Group, Layers, Move
@@ -67,8 +69,9 @@ class Traffic:
 
     payload_bytes: int
     """Bytes of their larger sides together: what is gathered, what is reduced, or what goes from
-    one rank to others. How many tokens visit which expert is known in the run only: this is what
-    each rank has to send in an even routing, and the mean over the ranks in any."""
+    one rank to others. How many tokens visit which expert is known in the run only, and of a
+    sequence that does not divide some ranks have one token more: what depends on either is the mean
+    over a stage's ranks, rounded up."""
 
     @property
     def sent_bytes(self) -> int:
@@ -112,14 +115,14 @@ def expert_traffic(
     degree: int,
     num_experts: int,
     num_visits: int,
-    row_bytes: int,
+    row_bytes: Fraction,
     recompute: bool,
 ) -> tuple[Traffic, ...]:
     """What ``degree`` ranks that share experts move in a step.
 
     Args:
         num_visits: Of sparse layers in forward, over all microbatches.
-        row_bytes: Of what a rank's tokens of one microbatch take to their experts.
+        row_bytes: Of what a rank's tokens of one microbatch take to their experts, in the mean.
         recompute: Whether backward computes the forward again.
     """
     forwards = 2 if recompute else 1
@@ -133,7 +136,7 @@ def expert_traffic(
         Traffic(
             stream=_expert_stream(stage, "tokens", "all_to_all", degree),
             count=ways,
-            payload_bytes=ways * row_bytes,
+            payload_bytes=math.ceil(ways * row_bytes),
         ),
     )
 

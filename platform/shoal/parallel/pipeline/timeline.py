@@ -83,6 +83,19 @@ class Timeline:
             most = max(most, now)
         return most
 
+    def before_backwards(self, stage: int, weight: Callable[[int], int]) -> dict[int, int]:
+        """For each chunk of a stage the most that waits when one of its backwards begins, itself
+        included; weighed as by ``most_in_flight``."""
+        now, most = 0, dict.fromkeys(self.stages.chunks_of(stage), 0)
+        for computation in self.orders[stage]:
+            chunk = computation.chunk
+            if computation.direction is Direction.FORWARD:
+                now += weight(chunk)
+            else:
+                most[chunk] = max(most[chunk], now)
+                now -= weight(chunk)
+        return most
+
 
 def make_timeline(stages: Stages, num_microbatches: int) -> Timeline:
     """The timeline of one step of ``num_microbatches`` microbatches."""
