@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError
 from starlette.types import Message
 
 from shoal.inference import Limits
+from shoal_deployments.disconnects import Disconnects
 from tests.deployments.fake_engine import FakeEngine
 from tests.deployments.server import Served, serve
 
@@ -71,6 +73,17 @@ def _request(path: str = "/v1/completions", **fields: Any) -> bytes:
         f"Content-Length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content
+
+
+def _scope() -> dict[str, Any]:
+    """The head of such a request, as ASGI has it."""
+    return {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "headers": [(b"content-type", b"application/json")],
+        "query_string": b"",
+    }
 
 
 def _reset(connection: socket.socket) -> None:
@@ -182,6 +195,30 @@ def test_at_random_moments(busy: Served) -> None:
     assert busy.complete(max_tokens=2).status_code == 200
 
 
+def test_a_proxy_that_is_lost_is_a_client_that_left(
+    busy: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What Ray Serve's receive raises when the call to the proxy ends."""
+    content = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": LONG}).encode()
+    messages: list[Message] = [{"type": "http.request", "body": content}]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        for _ in range(2000):
+            await asyncio.sleep(0.001)
+            if busy.engine.num_running:
+                break
+        raise ActorDiedError
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    busy.run(Disconnects(busy.app)(_scope(), receive, send))
+    _assert_left(busy, caplog)
+
+
 def test_a_cancelled_request_is_aborted(busy: Served, caplog: pytest.LogCaptureFixture) -> None:
     """Ray Serve cancels the request's task rather than say that the client left."""
     content = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": LONG}).encode()
@@ -196,14 +233,7 @@ def test_a_cancelled_request_is_aborted(busy: Served, caplog: pytest.LogCaptureF
         raise AssertionError("nothing can be said yet")
 
     async def scene() -> None:
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/completions",
-            "headers": [(b"content-type", b"application/json")],
-            "query_string": b"",
-        }
-        task = asyncio.create_task(busy.app(scope, receive, send))
+        task = asyncio.create_task(busy.app(_scope(), receive, send))
         for _ in range(2000):
             await asyncio.sleep(0.001)
             if busy.engine.num_running:

@@ -148,6 +148,17 @@ def test_a_mistake_of_ours_is_a_500_in_openai_form(
     assert served.complete().status_code == 200
 
 
+def test_a_path_cannot_forge_a_line_of_the_log(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        served.http.get("/v1/x%0a2026%20ERROR%20forged%0d%e2%80%a8%1b[2J" + "y" * 500)
+        served.wait_until(lambda: "access_log" in caplog.text)
+    [line] = [each.getMessage() for each in caplog.records if each.module == "access_log"]
+    assert line.startswith("GET /v1/x") and line.isprintable() and line.isascii()
+    assert len(line) < 300
+
+
 def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEYS", "one, two ,")
     keys = ApiKeys.read(AuthSettings(keys_variable="SOME_KEYS"))

@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -94,8 +96,10 @@ def test_the_bits_are_those_of_the_engine_itself(running: Running, fields: dict[
     prompt = "The same bits, whoever computes them."
     direct = running.direct(prompt.encode(), max_tokens=12, logprobs=1, **fields)
     body = {"prompt": prompt, "max_tokens": 12, "logprobs": 1, "return_token_ids": True} | fields
+    cached = set()
     for _ in range(4):  # by either engine, with and without its prefix cache
         answer = running.complete(**body).json()
+        cached.add(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
         for choice, expected in zip(answer["choices"], direct, strict=True):
             assert choice["text"] == expected.text
             assert tuple(choice["token_ids"]) == expected.token_ids
@@ -104,6 +108,7 @@ def test_the_bits_are_those_of_the_engine_itself(running: Running, fields: dict[
             assert choice["logprobs"]["token_logprobs"] == wanted
     finished = [replica["finished"] for replica in running.replicas()]
     assert sum(finished) >= 4
+    assert max(cached) == (len(prompt) - 1) // 16 * 16
 
 
 def test_what_is_said_to_be_durable_is_in_a_journal(running: Running) -> None:
@@ -286,6 +291,29 @@ def test_a_stream_outlives_its_engine(running: Running) -> None:
     for _ in range(4):  # whichever frontend is asked
         migrated = [replica["migrated"] for replica in running.replicas()]
         assert migrated[busy[0]] == 1 and sum(migrated) == 1
+
+
+def test_what_a_lost_frontend_asked_for_is_given_up(running: Running) -> None:
+    with running.http.stream(
+        "POST",
+        "/v1/completions",
+        json={"model": NAME, "prompt": "x", "max_tokens": 4000, "stream": True, "ignore_eos": True},
+    ) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        for pid in frontend_pids(running):
+            os.kill(pid, signal.SIGKILL)
+        # The stream is cut, or the proxy says that it failed: it is not complete.
+        with suppress(httpx2.TransportError):
+            assert "data: [DONE]" not in list(lines)
+    wait_until(lambda: _answers(running), 30)
+    running.assert_idle(10.0)
+
+
+def _answers(running: Running) -> bool:
+    with suppress(httpx2.TransportError):
+        return running.http.get("/health").status_code == 200
+    return False
 
 
 def test_an_engine_that_stands_still_shows_in_health_and_is_avoided(running: Running) -> None:

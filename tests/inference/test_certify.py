@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from shoal.errors import ConfigError
 from shoal.inference.certify import Subject, Trace, prove
+from shoal.inference.certify.conditions import CONDITIONS
+from shoal.inference.certify.laboratory import Laboratory
 from shoal.inference.model import ServedModel
 from shoal.inference.rows import Rows
 from shoal.ops import fixed
@@ -113,6 +116,27 @@ def test_a_kernel_that_breaks_the_order_is_named_with_its_shape(tmp_path: Path) 
     assert proof.first_difference is not None
     assert proof.first_difference.startswith(f"{kernel}: row ")
     assert not all(finding.holds for finding in proof.findings)
+
+
+@pytest.fixture(scope="module")
+def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Laboratory:
+    """One whose answers to lone requests are wrong in their last log-probability, by one bit."""
+    folder = random_folder(DENSE, tmp_path_factory.mktemp("certify") / "m")
+    lab = Laboratory(Subject(folder=folder, precision="bf16"), quick=True)
+    for request in lab.questions.all:
+        right = lab.alone(request)
+        last = float(np.nextafter(np.float32(right.logprobs[-1]), np.float32(0)))
+        lab._alone[request.id] = replace(right, logprobs=(*right.logprobs[:-1], last))
+    return lab
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_each_condition_sees_one_bit(laboratory: Laboratory, name: str) -> None:
+    case = next(iter(CONDITIONS[name](laboratory)))
+    assert case.requests
+    for request in case.requests:
+        found = laboratory.alone(request).difference(case.traces[request.id])
+        assert found is not None and "log-probability of token" in found
 
 
 def test_a_context_too_short_to_prove_anything_is_refused(tmp_path: Path) -> None:

@@ -187,6 +187,24 @@ def test_a_warm_cache_gives_the_same_answers(engine: Engine) -> None:
         assert outputs[0].num_cached_tokens == (length - 1) // 16 * 16
 
 
+def test_any_shared_beginning_gives_the_same_answer(engine: Engine, model: ServedModel) -> None:
+    whole = [(5 * i) % 251 for i in range(50)]
+    others = [*whole[:33], 7, 8, 9]
+    for prompt in (whole, whole, whole[:33], whole[:32], others, whole[:17], whole[:40], others):
+        alone = answers(engine_of(model), request("a", prompt, logprobs=2))
+        assert answers(engine, request("a", prompt, logprobs=2)) == alone
+    assert engine.stats().prefix_hit_tokens > 6 * 16
+
+
+def test_streams_of_many_choices_that_are_closed_leave_nothing(engine: Engine) -> None:
+    for number in range(200):
+        outputs = stream(engine, request(str(number), n=4, ignore_eos=True))
+        next(outputs)
+        outputs.close()  # type: ignore[attr-defined]
+    assert is_idle(engine)
+    assert engine.stats().cancelled == 800 and not engine._choices
+
+
 def test_wrong_requests_are_refused_and_leave_no_trace(engine: Engine, model: ServedModel) -> None:
     with pytest.raises(ConfigError, match="prompt"):
         engine.add(request(prompt=()))

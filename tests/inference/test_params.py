@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import random
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from shoal.errors import ConfigError
 from shoal.inference import Limits, Request, SamplingParams
@@ -68,6 +71,16 @@ def test_a_seed_is_kept_and_a_missing_one_is_drawn_afresh() -> None:
     drawn = {Request(id="a", prompt=(1,)).seed for _ in range(50)}
     assert len(drawn) == 50 and all(0 <= seed < 2**63 for seed in drawn)
     assert max(drawn) > 2**56  # all 63 bits are drawn
+
+
+def test_fresh_seeds_depend_on_no_generator_that_programs_seed() -> None:
+    drawn = set()
+    for _ in range(2):
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        drawn |= {Request(id="a", prompt=(1,)).seed for _ in range(3)}
+    assert len(drawn) == 6
 
 
 def test_requests_travel_with_their_seed() -> None:

@@ -99,3 +99,14 @@ def test_products_are_those_of_the_quantized_operands() -> None:
     exact = left.double() @ right.double().t()
     scale = left.double().abs() @ right.double().abs().t()
     assert bool(((result.double() - exact).abs() <= 1e-5 * scale).all())
+
+
+@pytest.mark.parametrize("inner", [1, 33, 66, 95])
+def test_the_last_block_may_be_short(inner: int) -> None:
+    generator = torch.Generator().manual_seed(inner)
+    weight, rows = (torch.randn(size, inner, generator=generator) for size in (45, 9))
+    full = [torch.nn.functional.pad(x, (0, -inner % 32)) for x in (weight, rows)]
+    result = PackedLinear.pack(weight, kind="mxfp8")(rows, dtype=torch.float32)
+    assert same_bits(result, PackedLinear.pack(full[0], kind="mxfp8")(full[1], dtype=torch.float32))
+    right, left = (dequantize(*quantize(x)).double() for x in full)
+    torch.testing.assert_close(result.double(), left @ right.t(), rtol=1e-5, atol=1e-5)
