@@ -99,9 +99,8 @@ class Engines:
         return engines
 
     async def close(self) -> None:
-        """Leave the engines."""
-        for link in self._links:
-            await link.close()
+        """Leave the engines, once their journals have all that came before."""
+        await asyncio.gather(*(link.close() for link in self._links))
 
     @property
     def card(self) -> ModelCard:

@@ -50,6 +50,7 @@ class Frontend:
         )
         app = build_app(engines, self._tokenizer, config.serve)
         app.add_middleware(Disconnects)
+        app.router.add_event_handler("shutdown", engines.close)
         return app
 
 

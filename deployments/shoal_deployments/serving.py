@@ -34,6 +34,10 @@ from shoal_deployments.checks import check_places, check_unserved
 
 APP = "shoal"
 _POLL_S = 1.0
+_WAITING = (
+    "Waiting for the engines, which load the model and test their kernels; the first start on a "
+    "machine also compiles them, which can take a minute"
+)
 _FREE_PORTS = range(20_000, 32_000)
 
 
@@ -57,20 +61,28 @@ def run(config: ServeConfig) -> int:
         sigterm_raises(),
         tempfile.TemporaryDirectory(prefix="shoal-serve-") as folder,
         divert_output(Path(folder) / "driver.log") as console,
-        open_cluster(num_cpus=num_cpus(config)) as cluster,
-        sigterm_raises(),  # a second time: Ray's core has put a handler of its own in place
-        _serving(config, port, cluster),
     ):
-        _introduce(console, config, port)
-        _watch()
+        settings = config.serve
+        counts = f"engines: {settings.replicas}, frontends: {settings.num_frontends}"
+        _say(console, f"{config.served_name}: {counts}")
+        with (
+            open_cluster(num_cpus=num_cpus(config)) as cluster,
+            sigterm_raises(),  # a second time: Ray's core has put a handler of its own in place
+            _serving(config, port, cluster, console),
+        ):
+            url = f"http://{settings.host}:{port}"
+            _say(console, f"Ready at {url}/v1, with a console at {url}/  (Ctrl-C ends it)")
+            _watch()
     return 0
 
 
 @contextmanager
-def _serving(config: ServeConfig, port: int, cluster: Cluster) -> Iterator[None]:
+def _serving(config: ServeConfig, port: int, cluster: Cluster, console: Console) -> Iterator[None]:
     """Serve inside this block."""
     check_places(config, cluster)
     check_unserved(cluster)
+    _say(console, f"Logs are in {ray._private.worker.global_worker.node.get_logs_dir_path()}")
+    _say(console, _WAITING)
     try:
         try:
             serve.start(
@@ -87,16 +99,8 @@ def _serving(config: ServeConfig, port: int, cluster: Cluster) -> Iterator[None]
         serve.shutdown()
 
 
-def _introduce(console: Console, config: ServeConfig, port: int) -> None:
-    settings = config.serve
-    url = f"http://{settings.host}:{port}"
-    lines = [
-        f"{config.served_name}: engines: {settings.replicas}, frontends: {settings.num_frontends}",
-        f"Logs are in {ray._private.worker.global_worker.node.get_logs_dir_path()}",
-        f"Ready at {url}/v1, with a console at {url}/  (Ctrl-C ends it)",
-    ]
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _watch() -> None:

@@ -40,6 +40,7 @@ class _Actor:
         self.submit = _Method(self.calls, "submit")
         self.abort = _Method(self.calls, "abort")
         self.pulse = _Method(self.calls, "pulse")
+        self.flush = _Method(self.calls, "flush")
 
 
 class _Owner:
@@ -76,6 +77,19 @@ def test_no_call_belongs_to_the_request_that_makes_it(
 
     asyncio.run(serve())
     assert actor.calls == [(name, "nobody's")]
+
+
+def test_who_leaves_has_the_journal_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    actor = _Actor()
+
+    async def leave() -> None:
+        link = EngineLink(0, lambda: actor, _Owner())
+        await link.close()  # before it was ever connected
+        monkeypatch.setattr(link, "_actor", actor)
+        await link.close()
+
+    asyncio.run(leave())
+    assert [name for name, _ in actor.calls] == ["flush"]
 
 
 async def _abort(link: EngineLink) -> None:

@@ -122,6 +122,14 @@ def test_a_missing_file(tmp_path: Path) -> None:
         ("raise OSError(28, 'No space left on device', 'f')", 1, "[Errno 28] No space", "Trace"),
         ("raise KeyError('surprise')", 1, "KeyError: 'surprise'", "no such thing"),
         ("raise KeyboardInterrupt", 130, "", "Traceback"),
+        (
+            "import os, signal, sys\n"
+            "try: os.kill(os.getpid(), signal.SIGTERM)\n"
+            "finally: sys.stderr.write('put away')",
+            143,
+            "put away",
+            "Traceback",
+        ),
         ("return 3", 3, "", "Traceback"),
         ("return 0", 0, "", "Traceback"),
     ],

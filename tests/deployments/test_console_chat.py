@@ -13,13 +13,16 @@ from tests.deployments.console_page import answers, ask, ask_and_hold, prompt_of
 from tests.deployments.fake_engine import by_hash, spelling
 from tests.deployments.server import Served
 
+LARGEST_SEED = 2**63 - 1
+"""Beyond what a number of JavaScript's holds exactly."""
+
 
 def test_a_chat_of_two_turns_with_all_settings(page: Page, served: Served) -> None:
     served.engine.next_token = spelling("Salut, été! ✓", ends=True)
     page.fill("[name=system]", "Be brief.")
     page.fill("[name=temperature]", "0.25")
     page.fill("[name=most]", "40")
-    page.fill("[name=seed]", "9007199254740991")
+    page.fill("[name=seed]", str(LARGEST_SEED))
     ask(page, "Hi")
     wait_for_answers(page)
     ask(page, "And you?")
@@ -27,12 +30,13 @@ def test_a_chat_of_two_turns_with_all_settings(page: Page, served: Served) -> No
     assert answers(page) == ["Salut, été! ✓"] * 2
     first, second = served.engine.requests
     params = second.params
-    assert (params.temperature, params.max_tokens, params.seed) == (0.25, 40, 9007199254740991)
+    assert (params.temperature, params.max_tokens, params.seed) == (0.25, 40, LARGEST_SEED)
     for part in ("Be brief.", "Hi"):
         assert part in prompt_of(first) and part in prompt_of(second)
     assert "Salut, été! ✓" in prompt_of(second) and "And you?" in prompt_of(second)
     facts = page.text(".answer .facts")
-    assert facts.startswith("18 tokens · ") and "seed 9007199254740991 · fingerprint fp1" in facts
+    assert facts.startswith("18 tokens · ")
+    assert f"seed {LARGEST_SEED} · fingerprint fp1" in facts
     page.click("#clear")
     ask(page, "Anew")
     wait_for_answers(page)
@@ -50,12 +54,18 @@ def test_a_seed_is_drawn_for_each_question_and_shown(page: Page, served: Served)
     assert f"seed {first} " in page.text(".answer .facts")
 
 
-def test_a_wrong_setting_is_pointed_at_and_not_sent(page: Page, served: Served) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", "3"), ("seed", str(LARGEST_SEED + 1)), ("seed", "-1"), ("seed", "1.5")],
+)
+def test_a_wrong_setting_is_pointed_at_and_not_sent(
+    page: Page, served: Served, name: str, value: str
+) -> None:
+    page.fill(f"[name={name}]", value)
     page.click("#settings summary")
-    page.evaluate("document.querySelector('[name=temperature]').value = '3'")
     ask(page)
-    page.wait_for("document.activeElement.name === 'temperature'")
-    assert page.is_shown("[name=temperature]")
+    page.wait_for(f"document.activeElement.name === '{name}'")
+    assert page.is_shown(f"[name={name}]")
     assert page.evaluate("document.querySelector('#question').value") == "Hi"
     assert served.engine.requests == []
 

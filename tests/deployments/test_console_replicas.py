@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal.inference import Limits
+from shoal.inference.journal import JournalStats
 from shoal_deployments.engine_client import EngineUnavailable, ReplicaHealth, ReplicaStats
 from tests.deployments.browser import Browser, Page
 from tests.deployments.console_page import (
@@ -102,6 +103,28 @@ def test_replicas_are_shown_as_they_are(browser: Browser) -> None:
 
 def _text_of(selector: str) -> str:
     return f"document.querySelector('{selector}').textContent"
+
+
+def test_a_journal_shows_what_it_has_and_that_its_disk_fails(browser: Browser) -> None:
+    engine = FakeEngine()
+    with serve(engine=engine) as served, opened(browser, f"{served.url}/") as page:
+        page.wait_for_text("#summary", "1 of 1 replicas up")
+        assert not page.is_shown(_card(0, "journal"))
+        engine.journal = JournalStats(
+            written=12345, pending=67, oldest_s=8.25, dropped=9, refused=10, errors=11, failing=1
+        )
+        page.wait_for_text(_card(0, "journalWritten"), "12,345")
+        for name, value in {
+            "Pending": "67",
+            "Oldest": "8.3 s",
+            "Dropped": "9",
+            "Refused": "10",
+            "Errors": "11",
+            "Problem": "Its disk fails, and is tried again every second.",
+        }.items():
+            assert page.text(_card(0, f"journal{name}")) == value
+        engine.journal = replace(engine.journal, failing=0)
+        page.wait_for(f"{_text_of(_card(0, 'journalProblem'))} === ''")
 
 
 def test_the_dead_are_shown_as_dead_and_come_back(browser: Browser) -> None:

@@ -45,9 +45,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         "serve.kv.block_tokens=16",
         "serve.kv.tokens=8192",
         f"serve.journal.dir={folder / 'journal'}",
+        "serve.journal.interval_s=8",
     )
     with shoal_serve(folder, *overrides) as running:
         yield running
+        last = [running.complete().json()["id"] for _ in range(3)]
+    # The end of a server does not wait for the interval, and loses nothing of it.
+    assert {f"{name}-0" for name in last} <= read_answers(folder / "journal").keys()
 
 
 @pytest.fixture(autouse=True)
@@ -59,11 +63,12 @@ def nothing_is_left(running: Running) -> Iterator[None]:
 
 def test_the_terminal_shows_only_what_shoal_says(running: Running) -> None:
     lines = running.process.output.splitlines()
-    assert lines[0].startswith(f"{NAME}: engines: 2, frontends: 2")
+    assert lines[0] == f"{NAME}: engines: 2, frontends: 2"
     assert lines[1].startswith("Logs are in /")
+    assert lines[2].startswith("Waiting for the engines, which load the model")
     url = running.url
-    assert lines[2] == f"Ready at {url}/v1, with a console at {url}/  (Ctrl-C ends it)"
-    assert len(lines) == 3, lines
+    assert lines[3] == f"Ready at {url}/v1, with a console at {url}/  (Ctrl-C ends it)"
+    assert len(lines) == 4, lines
 
 
 def test_the_official_client_chats_streams_and_gets_logprobs(running: Running) -> None:

@@ -192,6 +192,26 @@ def test_an_interval_gathers_steps() -> None:
     assert len(store.syncs) == 2 and journal.stats().pending == 0
 
 
+def test_a_flush_waits_for_no_interval() -> None:
+    store = ScriptedStore()
+    with journaled(store, fsync="interval", interval_s=30.0) as (journal, engine, _):
+        assert journal.flush(DEADLINE_S)  # of nothing
+        for number in range(2):
+            engine.add(asked(f"r{number}"))
+            run_out(engine)
+            assert journal.flush(DEADLINE_S)
+            assert journal.stats().pending == 0
+            assert journal.stats().written == 5 * (number + 1)
+        store.gate.clear()
+        engine.add(asked("later"))
+        assert not journal.flush(0.05)  # the disk is slow
+        store.gate.set()
+        assert journal.flush(DEADLINE_S)
+        engine.add(asked("last"))
+        time.sleep(0.05)
+        assert journal.stats().pending == 2  # what comes after waits as before
+
+
 def test_a_full_queue_leaves_out_and_counts(caplog: pytest.LogCaptureFixture) -> None:
     store = ScriptedStore()
     store.gate.clear()

@@ -119,6 +119,34 @@ def test_two_processes_share_a_folder_without_mixing(tmp_path: Path) -> None:
     assert list(read_answers(tmp_path)) == [f"r{number}" for number in range(6)]
 
 
+def test_old_segments_are_kept_up_to_a_size(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [encode(Began(request=asked(f"r{number}"), time=0.0)) for number in range(8)]
+
+    def write(numbers: range, keep_bytes: int | None) -> list[str]:
+        segments = Segments(tmp_path, segment_bytes=1, keep_bytes=keep_bytes, facts=FACTS)
+        for number in numbers:
+            segments.append(lines[number], sync=True)
+        segments.close()
+        return list(read_answers(tmp_path))
+
+    assert write(range(4), None) == ["r0", "r1", "r2", "r3"]
+    size = (tmp_path / "segment-00000001.journal").stat().st_size
+    # What an earlier process has left counts as well.
+    assert write(range(4, 5), 5 * size // 2) == ["r2", "r3", "r4"]
+    assert write(range(5, 6), 3 * size // 2) == ["r4", "r5"]
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        assert write(range(6, 7), 0) == ["r4", "r5", "r6"]
+    assert "cannot be deleted: [Errno 1] Operation not permitted" in caplog.text
+    assert write(range(7, 8), 0) == ["r7"]
+
+
 @pytest.mark.parametrize("cut", [1, 5, 20])
 def test_a_torn_end_is_passed_over_and_damage_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int

@@ -6,6 +6,7 @@
        │── submit([Submission, ...]) ──────────> │  all or none
        │ <── [Output, ...], one list per step ───│  for all requests of this frontend
        │── abort([id, ...]) ───────────────────> │  in any state, also before its submission
+       │── flush() ────────────────────────────> │  by who leaves: all goes to the journal at once
 
 The engine computes in a thread of its own. If its loop fails or a step hangs, the streams end, and
 the process exits with a status that is not 0, for whoever supervises it to start another.
@@ -42,6 +43,8 @@ from shoal_actors.engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
+_FLUSH_S = 1.5
+"""What the journal's disk may take while a frontend waits to leave."""
 _FAREWELL_S = 1.0
 """What the ends of streams have to reach the frontends before the process exits."""
 
@@ -135,6 +138,10 @@ class EngineActor:
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Give up requests in any state, and those that are still to come."""
         self._loop.abort(request_ids)
+
+    async def flush(self) -> bool:
+        """Have the journal write all that it was given; whether its disk did in time."""
+        return self._journal is None or await asyncio.to_thread(self._journal.flush, _FLUSH_S)
 
     def _deliver(self, by_frontend: Mapping[str, list[Output]]) -> None:
         for frontend, outputs in by_frontend.items():

@@ -34,6 +34,7 @@ PULSE_S = 1.8
 """How long an engine that is asked for its pulse may take; less than whoever asks waits."""
 _RETRY_S = 0.5
 _CONNECT_S = 10.0
+_FLUSH_S = 2.0
 
 
 class LinkState(enum.Enum):
@@ -84,10 +85,13 @@ class EngineLink:
         self._task = asyncio.create_task(self._keep(), name=f"engine link {self.place}")
 
     async def close(self) -> None:
-        """Leave: what is under way there is given up."""
+        """Leave: what is under way there is given up, and the rest is in the engine's journal."""
+        actor = self._actor
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if actor is not None:
+            await self._flush(actor)
 
     @property
     def state(self) -> LinkState:
@@ -135,6 +139,16 @@ class EngineLink:
             return None
         return self.pulse
 
+    async def _flush(self, actor: Any) -> None:
+        try:
+            async with asyncio.timeout(_FLUSH_S):
+                is_done = await actor.flush.remote()
+        except (RayError, TimeoutError) as error:
+            logger.warning("engine %d was not heard of at the end: %s", self.place, _short(error))
+        else:
+            if not is_done:
+                logger.warning("the journal of engine %d still waits for its disk", self.place)
+
     def _send_aborts(self) -> None:
         ids, self._aborts = self._aborts, []
         if self._actor is not None:  # an engine that is lost has given them up already
@@ -142,14 +156,17 @@ class EngineLink:
 
     async def _keep(self) -> None:
         while True:
-            reason = "it closed the stream"
+            reason, is_leaving = "it closed the stream", False
             try:
                 await self._connect()
             except (RayError, ValueError, TimeoutError) as error:
                 reason = _short(error)
+            except asyncio.CancelledError:
+                is_leaving = True
+                raise
             finally:
                 was_up, self._actor = self._actor is not None, None
-                if was_up:
+                if was_up and not is_leaving:
                     logger.warning("engine %d was lost: %s", self.place, reason)
                     self._owner.on_lost(self.place, reason)
             await asyncio.sleep(_RETRY_S)

@@ -67,7 +67,7 @@ def bench_train(*, against: str = "fsdp2", setup: BenchSetup | None = None) -> B
     pairs = _pairs(against)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            spawn(_run_rank, (folder, setup, against), nprocs=setup.ranks)
+            spawn(_run_rank, (folder, setup, against), nprocs=setup.ranks, daemon=True)
         except ProcessException as error:
             raise WorkError(f"A rank of the benchmark failed: {error}") from error
         times: list[dict[str, list[float]]] = json.loads((Path(folder) / "times").read_text())

@@ -5,6 +5,7 @@
     2    what the user wrote is wrong: one message with field, value and remedy
     3    ended early, as asked or because the data ran out
     130  interrupted by Ctrl-C
+    143  told to end by SIGTERM, where a command does not count that as one of the others
 
 Every command imports what it needs when it runs: torch takes seconds to load, and ``shoal --help``
 or a refused file should not.
@@ -13,8 +14,12 @@ or a refused file should not.
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -35,6 +40,7 @@ from shoal.errors import ConfigError, ShoalError
 
 WORK_FAILED = 1
 INTERRUPTED = 130
+TERMINATED = 143
 
 app = typer.Typer(
     name="shoal",
@@ -70,11 +76,26 @@ def _configure(
 def main() -> None:
     """Run the command in ``sys.argv`` and leave the process with its exit code."""
     try:
-        app()
+        with _sigterm_exits():
+            app()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:  # the edge of the process: every failure becomes an exit code
         sys.exit(_report(error))
+
+
+@contextmanager
+def _sigterm_exits() -> Iterator[None]:
+    """Leave by SystemExit at SIGTERM, so that what a command has begun is put away."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _report(error: Exception) -> int:

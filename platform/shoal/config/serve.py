@@ -132,7 +132,11 @@ class JournalSettings(Section):
     its tokens are not there."""
 
     segment_bytes: int = Field(default=64 * 2**20, ge=1)
-    """Size from which on a file is closed and another begun; none is ever deleted."""
+    """Size from which on a file is closed and another begun."""
+
+    keep_bytes: int | None = Field(default=None, ge=0)
+    """Bytes of closed files that each engine's folder keeps: whenever a file is begun, the oldest
+    beyond that are deleted; unset: none is."""
 
 
 class ServeSettings(Section):

@@ -29,7 +29,7 @@ export async function readAnswer(body, answer, signal, onMore) {
     const response = await request("v1/chat/completions", {
       method: "POST",
       headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(body),
+      body: toJson(body),
       signal,
     });
     for await (const data of eventsOf(response, signal)) {
@@ -49,6 +49,10 @@ export async function readAnswer(body, answer, signal, onMore) {
   } finally {
     answer.endedAt = performance.now();
   }
+}
+
+function toJson({ seed, ...others }) {
+  return `{"seed":${seed},${JSON.stringify(others).slice(1)}`; // JSON.stringify takes no BigInt
 }
 
 async function* eventsOf(response, signal) {

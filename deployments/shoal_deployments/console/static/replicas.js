@@ -126,8 +126,24 @@ function showStats({ parts, rate }, stats) {
   say(parts.cancelled, number(stats.cancelled));
   say(parts.failed, number(stats.failed));
   say(parts.migrated, number(stats.migrated));
+  showJournal(parts, stats);
   showCertificate(parts, stats.certificate);
   return speed ?? 0;
+}
+
+function showJournal(parts, stats) {
+  parts.journal.hidden = stats.journal_written === undefined;
+  if (parts.journal.hidden) {
+    return;
+  }
+  const isFailing = stats.journal_failing > 0;
+  say(parts.journalProblem, isFailing ? "Its disk fails, and is tried again every second." : "");
+  say(parts.journalWritten, number(stats.journal_written));
+  say(parts.journalPending, number(stats.journal_pending));
+  say(parts.journalOldest, `${stats.journal_oldest_s.toFixed(1)} s`);
+  say(parts.journalDropped, number(stats.journal_dropped));
+  say(parts.journalRefused, number(stats.journal_refused));
+  say(parts.journalErrors, number(stats.journal_errors));
 }
 
 function fill(bar, text, value, most) {

@@ -86,6 +86,10 @@ class Journal:
         """Begin to write."""
         self._thread.start()
 
+    def flush(self, timeout_s: float) -> bool:
+        """Write all that is here without waiting for the interval; whether it is done in time."""
+        return self._staging.flush(timeout_s)
+
     def close(self, timeout_s: float) -> None:
         """Write what is there and end; a disk that fails or is slow is not waited for longer."""
         self._staging.close()

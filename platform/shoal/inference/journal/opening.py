@@ -45,5 +45,10 @@ def open_journal(
     Raises ConfigError as ``journal_folder`` does.
     """
     folder = journal_folder(settings, place)
-    segments = Segments(folder, segment_bytes=settings.segment_bytes, facts=facts)
+    segments = Segments(
+        folder,
+        segment_bytes=settings.segment_bytes,
+        keep_bytes=settings.keep_bytes,
+        facts=facts,
+    )
     return Journal(settings, segments, progressed=progressed)

@@ -2,12 +2,14 @@
 
 A segment is appended to, and closed for good when it is large enough, when its process ends, or
 when the disk fails: after an fsync that failed nobody knows what of the file is on the disk, so
-what was to be stored goes into a new segment as well. Numbers only rise.
+what was to be stored goes into a new segment as well. Numbers only rise. Where closed segments are
+kept up to a size only, the oldest go when a new one has come.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal.inference.journal.records import header_line
+
+logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"segment-(\d{8,})\.journal")
 
@@ -56,8 +60,17 @@ class File(Protocol):
 
 def segments_in(folder: Path) -> list[Path]:
     """Segments in ``folder`` itself, oldest first."""
-    found = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
-    return [path for _, path in sorted((int(m[1]), path) for m, path in found if m)]
+    return sorted(filter(_is_segment, folder.iterdir()), key=_number_of)
+
+
+def _is_segment(path: Path) -> bool:
+    return _NAME.fullmatch(path.name) is not None
+
+
+def _number_of(segment: Path) -> int:
+    match = _NAME.fullmatch(segment.name)
+    assert match is not None
+    return int(match[1])
 
 
 def create(path: Path) -> File:
@@ -66,18 +79,24 @@ def create(path: Path) -> File:
 
 
 class Segments:
-    """The store of one process in ``folder``, which exists; a segment begins with ``facts``."""
+    """The store of one process in ``folder``, which exists; a segment begins with ``facts``.
+
+    Of older segments, whoever wrote them, the newest stay, up to ``keep_bytes`` together; with None
+    all do.
+    """
 
     def __init__(
         self,
         folder: Path,
         *,
         segment_bytes: int,
+        keep_bytes: int | None = None,
         facts: Mapping[str, str],
         create: Callable[[Path], File] = create,
     ) -> None:
         self._folder = folder
         self._segment_bytes = segment_bytes
+        self._keep_bytes = keep_bytes
         self._header = header_line(facts)
         self._create = create
         self._file: File | None = None
@@ -99,7 +118,10 @@ class Segments:
         except OSError:
             self._abandon()
             raise
+        is_new = self._size == 0
         self._size += len(lines)
+        if is_new and self._keep_bytes is not None:
+            self._delete_oldest(self._keep_bytes)
 
     def close(self) -> None:
         """See ``Store``."""
@@ -112,17 +134,26 @@ class Segments:
     def _open(self) -> None:
         """Create the next segment: never one that another process has."""
         existing = segments_in(self._folder)
-        number = 0
-        if existing:
-            match = _NAME.fullmatch(existing[-1].name)
-            assert match is not None
-            number = int(match[1])
+        number = _number_of(existing[-1]) if existing else 0
         while self._file is None:
             number += 1
             self._path = self._folder / f"segment-{number:08d}.journal"
             with contextlib.suppress(FileExistsError):
                 self._file = self._create(self._path)
         self._size = 0
+
+    def _delete_oldest(self, keep_bytes: int) -> None:
+        """Delete what is older than this segment, beyond so many bytes."""
+        own = _number_of(self._path)
+        try:
+            older = [path for path in segments_in(self._folder) if _number_of(path) < own]
+            for path in reversed(older):
+                with contextlib.suppress(FileNotFoundError):  # somebody has moved it away
+                    keep_bytes -= path.stat().st_size
+                    if keep_bytes < 0:
+                        path.unlink()
+        except OSError as error:  # tried again with the next segment; what is to be stored goes on
+            logger.warning("old segments of the journal cannot be deleted: %s", error)
 
     def _write(self, lines: bytes) -> None:
         assert self._file is not None

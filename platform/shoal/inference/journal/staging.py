@@ -73,6 +73,8 @@ class Staging:
         self._batch: Batch | None = None
         self._in_flight: Batch | None = None
         self._next_number = 1
+        self._flushed = 0
+        """Batches up to this number wait for no clock."""
         self._is_closed = False
 
     @property
@@ -133,7 +135,7 @@ class Staging:
             assert self._in_flight is None
             while not self._is_closed:
                 wait_s = None if self._batch is None else not_before - self._clock()
-                if wait_s is not None and wait_s <= 0:
+                if wait_s is not None and (wait_s <= 0 or self._waits(self._flushed)):
                     break
                 self._condition.wait(wait_s)
             self._in_flight, self._batch = self._batch, None
@@ -143,12 +145,20 @@ class Staging:
         """Count what was taken as waiting no more."""
         with self._condition:
             self._in_flight = None
+            self._condition.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Have all that is here taken whatever the clock shows; whether it is done in time."""
+        with self._condition:
+            last = self._flushed = self._next_number - 1
+            self._condition.notify_all()
+            return self._condition.wait_for(lambda: not self._waits(last), timeout_s)
 
     def close(self) -> None:
         """Take nothing more; what is there can still be taken."""
         with self._condition:
             self._is_closed = True
-            self._condition.notify()
+            self._condition.notify_all()
 
     def wait_closed(self, timeout_s: float) -> bool:
         """Wait for ``close``; whether it came in time."""
@@ -164,9 +174,13 @@ class Staging:
         if self._batch is None:
             self._batch = Batch(self._next_number, self._clock())
             self._next_number += 1
-            self._condition.notify()
+            self._condition.notify_all()
         self._batch.num_tokens += num_tokens
         return self._batch
+
+    def _waits(self, number: int) -> bool:
+        """Whether a batch of up to this number is not done."""
+        return any(batch.number <= number for batch in (self._batch, self._in_flight) if batch)
 
     def _num_tokens(self) -> int:
         return sum(batch.num_tokens for batch in (self._batch, self._in_flight) if batch)
