@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from shoal.checkpoint import capture_rng, load, restore_rng, save
-from shoal.training.adamw import AdamW
+from shoal.training import AdamW, Moments
 from tests.checkpoint import toy
 from tests.ranks import RankPool
 
@@ -19,7 +19,7 @@ NARROW = {
     "betas": (0.9, 0.95),
     "eps": 1e-8,
     "weight_decay": 0.1,
-    "moment_dtype": torch.bfloat16,
+    "moments": Moments(torch.bfloat16),
 }
 
 

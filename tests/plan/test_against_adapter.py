@@ -64,6 +64,7 @@ def test_several_microbatches_in_bf16(ranks: RankPool, topology: str) -> None:
         {"optimizer": {"kind": "sgd", "momentum": 0.9}},
         {"precision": {"compute": "bf16", "main_weights": "bf16", "moments": "bf16"}},
         {"precision": {"compute": "bf16", "main_gradients": "bf16", "reduce": "fp32"}},
+        {"precision": {"moments": "8bit"}},
     ],
     ids=str,
 )

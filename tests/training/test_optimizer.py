@@ -12,7 +12,7 @@ from shoal.config import OptimizerSettings
 from shoal.errors import ConfigError
 from shoal.fsdp.sharded import ShardedParameter
 from shoal.plan import Precision, resolve_precision
-from shoal.training import SGD, AdamW, build_optimizer
+from shoal.training import SGD, AdamW, Moments, build_optimizer
 from tests.plan.configs import config
 
 SETTINGS = OptimizerSettings(lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
@@ -51,7 +51,7 @@ def test_fp32_moments_equal_torch(dtype: torch.dtype) -> None:
     ours = [nn.Parameter(weight.to(torch.float32)) for weight in _weights()]
     theirs = [nn.Parameter(weight.to(dtype)) for weight in _weights()]
     options = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-    _run(AdamW(ours, moment_dtype=torch.float32, **options), ours, 7)  # type: ignore[arg-type]
+    _run(AdamW(ours, moments=Moments(torch.float32), **options), ours, 7)  # type: ignore[arg-type]
     _run(torch.optim.AdamW(theirs, **options), theirs, 7)  # type: ignore[arg-type]
     for our, their in zip(ours, theirs, strict=True):
         torch.testing.assert_close(our.double(), their.double(), rtol=2e-6, atol=1e-7)
@@ -60,7 +60,12 @@ def test_fp32_moments_equal_torch(dtype: torch.dtype) -> None:
 def test_bf16_moments_stay_near_torch_and_take_half_the_memory() -> None:
     ours, theirs = _weights(), _weights()
     optimizer = AdamW(
-        ours, lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, moment_dtype=torch.bfloat16
+        ours,
+        lr=0.01,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        weight_decay=0.1,
+        moments=Moments(torch.bfloat16),
     )
     _run(optimizer, ours, 7)
     _run(torch.optim.AdamW(theirs, lr=0.01, betas=(0.9, 0.95), weight_decay=0.1), theirs, 7)
@@ -74,7 +79,12 @@ def test_bf16_moments_stay_near_torch_and_take_half_the_memory() -> None:
 def test_a_bf16_weight_with_fp32_moments_keeps_them() -> None:
     weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     optimizer = AdamW(
-        [weight], lr=0.5, betas=(0.9, 0.95), eps=0.0, weight_decay=0.0, moment_dtype=torch.float32
+        [weight],
+        lr=0.5,
+        betas=(0.9, 0.95),
+        eps=0.0,
+        weight_decay=0.0,
+        moments=Moments(torch.float32),
     )
     weight.grad = torch.full_like(weight, 2.0)
     optimizer.step()
@@ -85,14 +95,14 @@ def test_a_bf16_weight_with_fp32_moments_keeps_them() -> None:
 def test_reloaded_state_goes_on_bit_for_bit() -> None:
     straight, resumed = _weights(), _weights()
     options = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-    first = AdamW(straight, moment_dtype=torch.bfloat16, **options)  # type: ignore[arg-type]
+    first = AdamW(straight, moments=Moments(torch.bfloat16), **options)  # type: ignore[arg-type]
     _run(first, straight, 3)
     state = copy.deepcopy(first.state_dict())
     with torch.no_grad():
         for target, source in zip(resumed, straight, strict=True):
             target.copy_(source)
     _run(first, straight, 2)
-    second = AdamW(resumed, moment_dtype=torch.bfloat16, **options)  # type: ignore[arg-type]
+    second = AdamW(resumed, moments=Moments(torch.bfloat16), **options)  # type: ignore[arg-type]
     second.load_state_dict(state)
     _run(second, resumed, 2)
     for one, other in zip(straight, resumed, strict=True):

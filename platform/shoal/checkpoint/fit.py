@@ -90,6 +90,11 @@ class Fit:
             )
 
 
+def is_eight_bit(stored: Stored) -> bool:
+    """Whether a tensor is stored in codes of 8 bits."""
+    return isinstance(stored, TensorStorageMetadata) and stored.properties.dtype == torch.uint8
+
+
 def some(names: Iterable[str]) -> str:
     """The first few names and how many there are."""
     ordered = sorted(names)

@@ -31,6 +31,7 @@ from shoal.checkpoint.entry import (
 )
 from shoal.checkpoint.fit import Fit, some
 from shoal.checkpoint.manifest import Manifest
+from shoal.checkpoint.moments import as_saved
 from shoal.checkpoint.optimizer_state import initialize_state
 from shoal.checkpoint.peers import Peers
 from shoal.checkpoint.reading import CheckpointReader
@@ -66,10 +67,10 @@ def load(
     """Fill a model and its optimizer from a checkpoint; every rank of ``group`` calls it alike.
 
     Weights, moments and steps become bit-equal to the saved ones, whatever layout saved them; where
-    a float format differs, values are converted. The optimizer's state need not exist: it is
-    created first. ``optimizer`` unset loads the weights alone. ``allow`` names keys, as patterns
-    such as ``optimizer.*.max_exp_avg_sq``, that may be in the checkpoint unread, or wanted and
-    missing; what is missing keeps its initial value.
+    a format differs, of floating point or a moment's in 8 bits, values are converted. The
+    optimizer's state need not exist: it is created first. ``optimizer`` unset loads the weights
+    alone. ``allow`` names keys, as patterns such as ``optimizer.*.max_exp_avg_sq``, that may be in
+    the checkpoint unread, or wanted and missing; what is missing keeps its initial value.
 
     Raises WorkError on every rank where the checkpoint is damaged or cannot be read, and
     ConfigError where it does not fit: keys missing or unread, other shapes or kinds of numbers.
@@ -88,13 +89,17 @@ def load(
     parameters = held_parameters(model, first_rank=peers.first)
     if optimizer is not None and manifest.optimizer is None:
         raise fit.unfit("it holds no optimizer state", "Start anew from its weights alone")
-    entries = peers.each(deed, lambda: _entries(model, optimizer, parameters))
+    reading = peers.each(
+        deed, lambda: as_saved(_entries(model, optimizer, parameters), reader.keys)
+    )
+    entries = reading.entries
     wanted = model_keys(model, parameters) | {entry.key for entry in entries}
     peers.each(deed, lambda: fit.check(entries, wanted))
     masks = peers.share(deed, _mask(reader.keys, wanted))
     fit.check_unread(_union(reader.keys, masks), with_optimizer=optimizer is not None)
     found = [entry for entry in entries if entry.key in reader.keys]
     loaded = peers.each(deed, lambda: _read(reader, found, manifest, peers))
+    reading.finish()
     if optimizer is not None:
         _forget(optimizer, parameters, entries, found)
     sync_weights(model)

@@ -33,8 +33,8 @@ class PrecisionSettings(Section):
     reduce: Literal["fp32", "bf16"] = "fp32"
     """Sums of gradients over ranks."""
 
-    moments: Literal["fp32", "bf16"] = "fp32"
-    """First and second moments of the optimizer."""
+    moments: Literal["fp32", "bf16", "8bit"] = "fp32"
+    """First and second moments of the optimizer; ``8bit`` with a scale for each block of a row."""
 
     first_last_layers_bf16: bool = False
     """With ``mxfp8``: whether the first and the last layers stay in bf16."""

@@ -127,13 +127,13 @@ class Group:
         """Bytes of the largest parameter's gradient as backward makes it."""
         return max(shape.numel() for shape in self.layout.shapes) * self.formats.compute.itemsize
 
-    def held_numels(self, place: tuple[int, int]) -> Iterator[int]:
-        """Elements of each parameter whose rows the rank at ``place`` (outer, inner) holds."""
+    def held_rows(self, place: tuple[int, int]) -> Iterator[tuple[torch.Size, int]]:
+        """Shape of each parameter, and how many rows the rank at ``place`` (outer, inner) holds."""
         sharded = [isinstance(kind, Shard) for kind in self.placements.optimizer]
         start, stop = self.layout.run(sharded, self.sizes, place)
-        for index in range(len(self.layout.shapes)):
+        for index, shape in enumerate(self.layout.shapes):
             rows = self.layout.rows(index, start, stop)
-            yield (rows.stop - rows.start) * self.layout.row_numel(index)
+            yield shape, rows.stop - rows.start
 
     def refresh_moves(self) -> list[Move]:
         """Collectives that bring stepped main weights to compute, once a step."""

@@ -24,11 +24,17 @@ from enum import StrEnum
 import torch
 
 from shoal.config import OptimizerSettings
+from shoal.ops import eight_bit
+from shoal.plan.activations import FP32_BYTES
 from shoal.plan.group import Group
 from shoal.plan.precision import Precision
 
 BUCKET_ELEMENTS = 2**22
 """Elements that optimizers of unlike formats update at a time."""
+
+
+_CODING_ARRAYS = 6
+"""Words of 4 bytes for each element that is being brought to 8 bits."""
 
 
 class Kind(StrEnum):
@@ -85,11 +91,21 @@ def moment_bytes(
     counters, one number a parameter, are not counted.
     """
     if optimizer.kind == "sgd":
-        per_element = groups[0].formats.main_weights.itemsize if optimizer.momentum else 0
+        count, dtype = int(bool(optimizer.momentum)), groups[0].formats.main_weights
     else:
-        per_element = 2 * moments.itemsize
-    held = sum(sum(group.held_numels(places[group.layers])) for group in groups)
-    return held * per_element
+        count, dtype = 2, moments
+    held = (rows for group in groups for rows in group.held_rows(places[group.layers]))
+    return count * sum(num_rows * _row_bytes(shape, dtype) for shape, num_rows in held)
+
+
+def _row_bytes(shape: torch.Size, dtype: torch.dtype) -> int:
+    """Bytes of one row of a moment; in 8 bits with its scales, in fp32, or all in fp32."""
+    width = shape[1:].numel()
+    if dtype != torch.uint8:
+        return width * dtype.itemsize
+    if not eight_bit.is_quantized(shape):
+        return width * FP32_BYTES
+    return width + eight_bit.num_blocks(shape) * FP32_BYTES
 
 
 def update_bytes(
@@ -100,7 +116,8 @@ def update_bytes(
     AdamW is one fused kernel where weights and moments have one format, after gradients of another
     format were cast, all of them. Everything else takes the parameters bucket by bucket in fp32:
     AdamW both moments and the new weights, SGD the new weights and a change, with a
-    momentum its new value twice.
+    momentum its new value twice. Moments in 8 bits are made one parameter at a time, by way of
+    several arrays of its size.
     """
     main, gradients, fp32 = precision.main_weights, precision.main_gradients, torch.float32
     numels = [group.run(group.placements.optimizer) for group in groups]
@@ -111,7 +128,8 @@ def update_bytes(
     bucket = min(sum(numels), BUCKET_ELEMENTS + largest)
     copies = 3 if is_adamw else 4 if optimizer.momentum else 2
     copies += (gradients is not fp32) + (main is not fp32)
-    return copies * bucket * fp32.itemsize
+    coding = _CODING_ARRAYS * largest if precision.moments is torch.uint8 else 0
+    return (copies * bucket + coding) * fp32.itemsize
 
 
 def _largest(group: Group) -> int:

@@ -14,6 +14,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Formats of the configuration that this version computes with."""
 
 
+MOMENT_DTYPES = {**DTYPES, "8bit": torch.uint8}
+"""Formats of moments; codes of 8 bits have scales beside them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
     """The format of each stage of a training step."""
@@ -34,7 +38,7 @@ class Precision:
     """Sums of gradients over ranks."""
 
     moments: torch.dtype
-    """Moments of the optimizer."""
+    """Moments of the optimizer; uint8 is codes of 8 bits (``shoal.ops.eight_bit``)."""
 
     mxfp8: bool = False
     """Whether linear and expert layers multiply in MXFP8, and the rest in ``compute``."""
@@ -88,7 +92,7 @@ def resolve_precision(config: Config, machine: Machine | None = None) -> Precisi
         rounding=settings.rounding,
         main_gradients=DTYPES[settings.main_gradients],
         reduce=DTYPES[settings.reduce],
-        moments=DTYPES[settings.moments],
+        moments=MOMENT_DTYPES[settings.moments],
         mxfp8=settings.compute == "mxfp8",
         reason=reason,
     )

@@ -7,6 +7,7 @@ from shoal.training.job import TrainJob, TrainResult
 from shoal.training.loop import train
 from shoal.training.loss import StepLosses, StepWeights
 from shoal.training.metrics import MetricsReader, MetricsWriter, StepMetrics
+from shoal.training.moments import Moments
 from shoal.training.optimizer import build_optimizer, set_learning_rate
 from shoal.training.passes import Passes
 from shoal.training.progress import ProgressLine
@@ -24,6 +25,7 @@ __all__ = [
     "LearningRate",
     "MetricsReader",
     "MetricsWriter",
+    "Moments",
     "Nearest",
     "Passes",
     "ProgressLine",

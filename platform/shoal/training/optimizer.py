@@ -12,6 +12,7 @@ from shoal.errors import ConfigError
 from shoal.fsdp import ShardedParameter
 from shoal.plan import Precision
 from shoal.training.adamw import AdamW
+from shoal.training.moments import Moments
 from shoal.training.rounding import Nearest, Rounding, Stochastic
 from shoal.training.sgd import SGD
 
@@ -48,7 +49,7 @@ def build_optimizer(
         betas=settings.betas,
         eps=settings.eps,
         weight_decay=settings.weight_decay,
-        moment_dtype=precision.moments,
+        moments=Moments(precision.moments),
         rounding=rounding,
     )
 

@@ -32,6 +32,15 @@ class WideOptimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self._rounding = rounding or Nearest()
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state; the base class alone would bring it to the weights' formats."""
+        super().load_state_dict(state_dict)
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                self.state[parameter][name] = value.to(parameter.device, copy=True)
+
     @overload
     def step(self, closure: None = None) -> None: ...
 
