@@ -42,12 +42,20 @@ class _Held:
     """The engine that computes it."""
     num_missing: int
     """Choices that have not ended."""
+    is_taken: bool = False
+    """Whether the engine that has it first has said so."""
+    is_lost: bool = False
+    """Whether that engine was lost before it had said so."""
     has_moved: bool = False
     """Whether the engine that had it first was lost."""
     received: Counter[int] = field(default_factory=Counter)
     """Outputs handed on, by choice."""
     repeated: Counter[int] = field(default_factory=Counter)
     """Outputs still to come that were handed on before, by choice."""
+
+    def repeat(self, place: int) -> None:
+        """Have the engine at ``place`` compute it from the start: what was handed on comes again."""
+        self.place, self.repeated = place, self.received.copy()
 
     def is_new(self, output: Output) -> bool:
         """Whether ``output``, the next of its choice, was not handed on before; counts it."""
@@ -132,10 +140,13 @@ class Engines:
                 problem = str(error)
             except WorkError as error:
                 logger.warning("%s", error)
+                # It may have begun before it was lost.
+                if any(each.received for each in held):
+                    self._taken(held, names, place)
+                    return promises[place]
             else:
-                self._router.note(names, place)
-                facts = self._links[place].facts
-                return None if facts is None else facts.promise
+                self._taken(held, names, place)
+                return promises[place]
             self._release(held)
         if is_full:
             raise Overloaded("The queues of all engines are full.")
@@ -206,20 +217,35 @@ class Engines:
         for held in [each for each in self._held.values() if each.place == place]:
             if held.has_moved:
                 self._give_up(held)
-                continue
-            held.has_moved = True
-            move = asyncio.create_task(self._move(held), name="move a request")
-            self._moves.add(move)
-            move.add_done_callback(self._moves.discard)
+            elif held.is_taken:
+                self._begin_move(held)
+            else:
+                held.is_lost = True  # whoever submits it sees to it
+
+    def _taken(self, held: Sequence[_Held], names: Sequence[bytes], place: int) -> None:
+        """Note that the engine at ``place`` has taken requests, be it lost since then."""
+        self._router.note(names, place)
+        for each in held:
+            each.is_taken = True
+            if each.is_lost:
+                self._begin_move(each)
+
+    def _begin_move(self, held: _Held) -> None:
+        held.has_moved = True
+        move = asyncio.create_task(self._move(held), name="move a request")
+        self._moves.add(move)
+        move.add_done_callback(self._moves.discard)
 
     async def _move(self, held: _Held) -> None:
         lost = self._links[held.place]
         names = self._names(held.request)
         for place in self._ranked(names):
+            if self._held.get(held.request.id) is not held:
+                return  # aborted meanwhile: nobody would abort it there
             link = self._links[place]
             if link is lost or link.facts is None or not link.facts.agrees_with(lost.facts):
                 continue
-            held.place, held.repeated = place, held.received.copy()
+            held.repeat(place)
             try:
                 await link.submit([held.request], moved_from=lost.place)
             except (Overloaded, ConfigError, WorkError) as error:
