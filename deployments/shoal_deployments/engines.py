@@ -53,10 +53,6 @@ class _Held:
     repeated: Counter[int] = field(default_factory=Counter)
     """Outputs still to come that were handed on before, by choice."""
 
-    def repeat(self, place: int) -> None:
-        """Have the engine at ``place`` compute it from the start: what was handed on comes again."""
-        self.place, self.repeated = place, self.received.copy()
-
     def is_new(self, output: Output) -> bool:
         """Whether ``output``, the next of its choice, was not handed on before; counts it."""
         if self.repeated[output.choice] > 0:
@@ -245,7 +241,7 @@ class Engines:
             link = self._links[place]
             if link is lost or link.facts is None or not link.facts.agrees_with(lost.facts):
                 continue
-            held.repeat(place)
+            held.place, held.repeated = place, held.received.copy()
             try:
                 await link.submit([held.request], moved_from=lost.place)
             except (Overloaded, ConfigError, WorkError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
 import tempfile
@@ -19,18 +20,25 @@ from rich.console import Console
 from shoal.config import ServeConfig
 from shoal.errors import ConfigError, WorkError
 from shoal.inference.journal import journal_folder
-from shoal.inference.loading import limits_of, served_tokenizer
+from shoal.inference.loading import (
+    check_cache,
+    end_of_text_ids,
+    limits_of,
+    served_tokenizer,
+)
+from shoal.inference.memory import available_bytes
 from shoal.models import HFWeights
 from shoal_actors.driver import (
     Cluster,
     Terminated,
     divert_output,
+    is_elsewhere,
     open_cluster,
     sigterm_raises,
 )
 from shoal_deployments.application import build_application, num_cpus
 from shoal_deployments.auth import ApiKeys
-from shoal_deployments.checks import check_places, check_unserved
+from shoal_deployments.checks import check_machine, check_places, check_unserved
 
 APP = "shoal"
 _POLL_S = 1.0
@@ -49,7 +57,10 @@ def run(config: ServeConfig) -> int:
     """
     HFWeights(config.folder)
     limits_of(config.folder, config.serve)
-    served_tokenizer(config.folder)
+    end_of_text_ids(config.folder, served_tokenizer(config.folder))
+    if not is_elsewhere():
+        check_machine(config.serve, len(os.sched_getaffinity(0)), available_bytes())
+        check_cache(config.folder, config.serve, config.serve.replicas)
     ApiKeys.read(config.serve.auth)
     if config.serve.journal.dir is not None:
         for place in range(config.serve.replicas):
@@ -70,7 +81,8 @@ def run(config: ServeConfig) -> int:
             sigterm_raises(),  # a second time: Ray's core has put a handler of its own in place
             _serving(config, port, cluster, console),
         ):
-            url = f"http://{settings.host}:{port}"
+            host = f"[{settings.host}]" if ":" in settings.host else settings.host
+            url = f"http://{host}:{port}"
             _say(console, f"Ready at {url}/v1, with a console at {url}/  (Ctrl-C ends it)")
             _watch()
     return 0
@@ -134,11 +146,22 @@ def _free_port(host: str, port: int) -> int:
             _listen(host, candidate)
         except OSError as error:
             problem = f"no server can listen there on {host}: {error.strerror}"
-            if error.errno != errno.EADDRINUSE:
+            if error.errno == errno.EACCES:
                 break
+            if error.errno != errno.EADDRINUSE:
+                raise _wrong_host(host, error) from error
         else:
             return candidate
     raise ConfigError("serve.port", port, problem, "Choose another, or 0 for a free one")
+
+
+def _wrong_host(host: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        "serve.host",
+        host,
+        f"no server can listen there: {error.strerror}",
+        "Give an address of this machine, or 0.0.0.0 for all that it has",
+    )
 
 
 def _listen(host: str, port: int) -> None:

@@ -37,6 +37,11 @@ TREE: dict[str, Any] = {
         ({"port": 65536}, "serve.port = 65536: must be at most 65535"),
         ({"limits": {"request": 5}}, "Did you mean serve.limits.requests"),
         ({"auth": {"keys": ["secret"]}}, "serve.auth.keys"),
+        ({"stall_s": 1e10}, "serve.stall_s = 10000000000.0: must be at most 1000000000"),
+        ({"limits": {"retry_after_s": 10**10}}, "must be at most 1000000000"),
+        ({"model_name": "a b"}, "'/', ':' or '-', 200 at most"),
+        ({"model_name": "a" * 201}, "200 at most"),
+        ({"auth": {"keys_variable": "A-B"}}, "must be letters, digits or '_', and not begin with"),
         ({"precision": "fp8"}, "Use one of auto, fp32, bf16, mxfp8"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from ray import serve
@@ -10,7 +12,10 @@ from ray import serve
 from shoal.config import ServeConfig, serve_config_from_tree
 from shoal.errors import ConfigError
 from shoal_actors.driver import Cluster
-from shoal_deployments.checks import check_places, check_unserved
+from shoal_deployments.checks import check_machine, check_places, check_unserved
+from shoal_deployments.serving import run
+from tests.inference.small_models import random_folder
+from tests.models.tiny import TINY
 
 CLUSTER = Cluster(is_own=False, nodes=({"CPU": 4.0}, {"CPU": 3.0}, {"GPU": 8.0}), limit=None)
 
@@ -42,6 +47,43 @@ def test_what_fits_passes() -> None:
 def test_what_can_never_be_placed_is_refused(serve: dict[str, int], refusal: str) -> None:
     with pytest.raises(ConfigError, match=refusal):
         check_places(_config(**serve), CLUSTER)
+
+
+@pytest.mark.parametrize(
+    ("settings", "refusal"),
+    [
+        ({"threads": 3}, r"serve\.threads = 3: this machine has 2 CPUs\. Use at most 2\."),
+        ({"replicas": 1024}, r"serve\.replicas = 1024: .* are 2048 processes.* Use 32 at most"),
+        ({"frontends": 32}, r"serve\.frontends = 32: 1 engines and 32 frontends are 33 processes"),
+    ],
+)
+def test_what_this_machine_cannot_bear_is_refused(settings: dict[str, int], refusal: str) -> None:
+    with pytest.raises(ConfigError, match=refusal):
+        check_machine(_config(**settings).serve, num_cpus=2, free_bytes=8 * 2**30)
+
+
+def test_what_this_machine_can_bear_passes() -> None:
+    settings = _config(replicas=16, frontends=16, threads=2).serve
+    check_machine(settings, num_cpus=2, free_bytes=8 * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("settings", "refusal"),
+    [
+        ({"host": "192.0.2.1"}, r"serve\.host = '192\.0\.2\.1': no server can listen there"),
+        ({"threads": 1024}, r"serve\.threads = 1024: this machine has"),
+        ({"kv": {"tokens": 10**12}}, r"serve\.kv\.tokens = 1000000000000: they take .* free"),
+    ],
+)
+def test_the_command_refuses_it_before_ray_starts(
+    settings: dict[str, Any], refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Other tests may have left this process connected to a Ray of theirs.
+    monkeypatch.setattr("shoal_deployments.serving.is_elsewhere", lambda: False)
+    folder = random_folder(TINY["smollm2"], tmp_path / "m")
+    tree = {"model": {"path": str(folder)}, "serve": {"port": 0} | settings}
+    with pytest.raises(ConfigError, match=refusal):
+        run(serve_config_from_tree(tree))
 
 
 def test_what_others_serve_on_a_cluster_is_left_alone(ray_session: Cluster) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from shoal.config import ServeSettings
+from shoal.data import load_tokenizer
 from shoal.errors import ConfigError
-from shoal.inference.loading import certified, load_engine
+from shoal.inference.loading import certified, check_cache, end_of_text_ids, load_engine
 from shoal.ops.fixed import PackedLinear
 from tests.inference.small_models import random_folder
 from tests.models.tiny import TINY
@@ -45,3 +48,38 @@ def test_who_gives_the_promise_up_is_served_without_proof(tmp_path: Path) -> Non
     engine = load_engine(folder, ServeSettings(batch_invariant=False))
     certificate = certified(engine)
     assert not certificate.passed and certificate.fingerprint == "none"
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("wrong", [257, -1, [256, 300], True, 1.0, "</s>", [[1]]])
+def test_ends_of_text_that_are_no_tokens_are_refused(
+    file: str, wrong: object, tmp_path: Path
+) -> None:
+    folder = random_folder(TINY["smollm2"], tmp_path / "m")
+    _change(folder / file, eos_token_id=wrong)
+    with pytest.raises(ConfigError, match=r"eos_token_id has .*, and .* tokens are 0 to 256"):
+        load_engine(folder, ServeSettings())
+
+
+def test_a_damaged_generation_config_is_refused(tmp_path: Path) -> None:
+    folder = random_folder(TINY["smollm2"], tmp_path / "m")
+    for damaged in ("{", "[]", "\ufeff{}"):
+        (folder / "generation_config.json").write_text(damaged, encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"generation_config\.json.*not"):
+            end_of_text_ids(folder, load_tokenizer("bytes"))
+
+
+def test_a_cache_that_memory_cannot_hold_is_refused(tmp_path: Path) -> None:
+    folder = random_folder(TINY["smollm2"], tmp_path / "m")
+    settings = ServeSettings.model_validate({"kv": {"tokens": 10**12}})
+    with pytest.raises(ConfigError, match=r"serve\.kv\.tokens = 1000000000000: they take .* free"):
+        load_engine(folder, settings)
+    few = ServeSettings.model_validate({"kv": {"tokens": 640}})
+    check_cache(folder, few)
+    with pytest.raises(ConfigError, match=r"bytes in 1000000000 engines, and .* are free"):
+        check_cache(folder, few, num_engines=10**9)
+
+
+def _change(path: Path, **values: Any) -> None:
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | values))

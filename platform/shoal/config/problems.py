@@ -29,6 +29,23 @@ _BOUNDS = {
     "less_than": ("lt", "less than"),
 }
 
+_FORMS = {
+    "run.name": (
+        "must be letters, digits, '.', '_' or '-', 200 at most, and begin with a letter or a digit",
+        "Choose a name such as my-run.2",
+    ),
+    "serve.model_name": (
+        "must be letters, digits, '.', '_', '/', ':' or '-', 200 at most, "
+        "and begin with a letter or a digit",
+        "Choose a name such as my-team/my-model",
+    ),
+    "serve.auth.keys_variable": (
+        "must be letters, digits or '_', and not begin with a digit",
+        "Give the name of an environment variable, such as SHOAL_KEYS",
+    ),
+}
+"""What text must be where a pattern says so."""
+
 
 def config_errors(error: ValidationError) -> list[ConfigError]:
     """Each thing that pydantic found, once, in the order of the tree."""
@@ -66,11 +83,7 @@ def _config_errors(place: tuple[int | str, ...], detail: Any) -> Iterator[Config
         length = context["max_length"]
         yield ConfigError(field, value, f"has more than {length} entries", f"Write {length}")
     elif kind == "string_pattern_mismatch":
-        problem = (
-            "must be letters, digits, '.', '_' or '-', 200 at most, "
-            "and begin with a letter or a digit"
-        )
-        yield ConfigError(field, value, problem, "Choose a name such as my-run.2")
+        yield ConfigError(field, value, *_FORMS[field])
     else:
         yield _wrong_type(field, value, kind, detail["msg"])
 

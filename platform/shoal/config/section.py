@@ -14,6 +14,9 @@ from shoal.errors import ConfigError
 MOST = 10**12
 """What a whole number may be where its field sets no bound of its own."""
 
+MOST_S = 10**9
+"""What a number of seconds may be: 30 years, which every clock and every wait can count."""
+
 MISTAKE = "mistake"
 """Type of the pydantic errors that ``refuse`` raises."""
 
@@ -36,8 +39,10 @@ class Section(BaseModel):
         assert info.field_name is not None
         bounds = cls.model_fields[info.field_name].metadata
         is_bounded = any(isinstance(bound, Le | Lt) for bound in bounds)
-        if isinstance(value, int) and value > MOST and not is_bounded:
-            refuse([ConfigError("", value, f"must be at most {MOST}", "Use a smaller number")])
+        is_time = info.field_name.endswith("_s")
+        most = MOST_S if is_time else MOST
+        if isinstance(value, int | float if is_time else int) and value > most and not is_bounded:
+            refuse([ConfigError("", value, f"must be at most {most}", "Use a smaller number")])
         return value
 
     @field_validator("*")

@@ -154,7 +154,7 @@ class ServeSettings(Section):
     frontends: int | None = Field(default=None, ge=1, le=1024)
     """HTTP processes, which also tokenize; unset: as many as ``replicas``."""
 
-    model_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")
+    model_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,199}$")
     """Name under which clients ask for the model; unset: its folder's name."""
 
     precision: Literal["auto", "fp32", "bf16", "mxfp8"] = "auto"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from shoal.inference.memory import available_bytes
 from shoal.inference.model import ServedModel
 from shoal.inference.precision import activation_dtype, resolved_precision
 from shoal.models import DecoderConfig, read_hf_config
+from shoal.models.hf_folder import read_json
 from shoal.ops.fixed import KVCache
 from shoal.ops.fixed.certify import Certificate
 
@@ -30,9 +29,11 @@ def load_engine(folder: Path, serve: ServeSettings) -> Engine:
     WorkError for damaged files.
     """
     limits = limits_of(folder, serve)
+    check_cache(folder, serve)
     tokenizer = served_tokenizer(folder)
+    end_ids = end_of_text_ids(folder, tokenizer)
     model = ServedModel.load(folder, serve.precision, batch_invariant=serve.batch_invariant)
-    return Engine(model, limits, tokenizer=tokenizer, end_ids=end_of_text_ids(folder, tokenizer))
+    return Engine(model, limits, tokenizer=tokenizer, end_ids=end_ids)
 
 
 def certified(engine: Engine) -> Certificate:
@@ -60,19 +61,32 @@ def served_tokenizer(folder: Path) -> Tokenizer:
 
 
 def end_of_text_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokens that end an answer: those in the folder's configs, and the tokenizer's own."""
+    """Tokens that end an answer: those in the folder's configs, and the tokenizer's own.
+
+    ConfigError for a file that cannot be read, or names what is no token of the model.
+    """
+    vocab_size = DecoderConfig.from_hf(read_hf_config(folder)).vocab_size
     found: set[int] = {tokenizer.end_of_text}
     for name in ("config.json", "generation_config.json"):
         path = folder / name
         if path.is_file():
-            found.update(_ids(json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")))
+            value = read_json(path).get("eos_token_id")
+            found.update(_checked(value if isinstance(value, list) else [value], path, vocab_size))
     return tuple(sorted(found))
 
 
-def _ids(value: Any) -> Iterable[int]:
-    if value is None:
-        return ()
-    return value if isinstance(value, list) else (value,)
+def _checked(values: list[Any], path: Path, vocab_size: int) -> list[int]:
+    """The ids among ``values``; null stands for none."""
+    ids = [value for value in values if value is not None]
+    for value in ids:
+        if type(value) is not int or not 0 <= value < vocab_size:
+            raise ConfigError(
+                "model.path",
+                str(path),
+                f"its eos_token_id has {value!r}, and the model's tokens are 0 to {vocab_size - 1}",
+                "Correct eos_token_id there",
+            )
+    return ids
 
 
 def limits_of(folder: Path, serve: ServeSettings) -> Limits:
@@ -103,14 +117,40 @@ def limits_of(folder: Path, serve: ServeSettings) -> Limits:
     )
 
 
+def check_cache(folder: Path, serve: ServeSettings, num_engines: int = 1) -> None:
+    """Refuse a ``serve.kv.tokens`` for which this machine has no room ``num_engines`` times."""
+    if serve.kv.tokens is None:
+        return
+    block_bytes = _block_bytes(DecoderConfig.from_hf(read_hf_config(folder)), serve)
+    wanted = serve.kv.tokens // serve.kv.block_tokens * block_bytes * num_engines
+    free = available_bytes()
+    if wanted > free:
+        held = free // (block_bytes * num_engines) * serve.kv.block_tokens
+        times = f" in {num_engines} engines" if num_engines > 1 else ""
+        raise ConfigError(
+            "serve.kv.tokens",
+            serve.kv.tokens,
+            f"they take {wanted:,} bytes{times}, and {free:,} are free",
+            f"Use at most {held}, or leave it out" if held else "Free some memory",
+        )
+
+
+def _block_bytes(config: DecoderConfig, serve: ServeSettings) -> int:
+    dtype = activation_dtype(resolved_precision(serve.precision))
+    return KVCache.block_bytes(
+        serve.kv.block_tokens,
+        config.num_layers,
+        config.num_key_value_heads,
+        config.head_dim,
+        dtype,
+    )
+
+
 def _num_blocks(config: DecoderConfig, serve: ServeSettings) -> int:
     size = serve.kv.block_tokens
     if serve.kv.tokens is not None:
         return serve.kv.tokens // size
-    dtype = activation_dtype(resolved_precision(serve.precision))
-    block_bytes = KVCache.block_bytes(
-        size, config.num_layers, config.num_key_value_heads, config.head_dim, dtype
-    )
+    block_bytes = _block_bytes(config, serve)
     wanted = -(-config.max_position_embeddings // size) * serve.batch.sequences
     held = int(available_bytes() * _CACHE_SHARE / serve.replicas) // block_bytes
     if held < 1:
