@@ -61,7 +61,7 @@ class ReplicaStats:
     stats: Stats
 
     busy_s: float = 0.0
-    """How long the step under way has taken; 0 between steps."""
+    """How long the engine has been at its step; 0 while there is no work."""
 
     migrated: int = 0
     """Requests that went on elsewhere, as those say that took them over."""

@@ -10,12 +10,17 @@ from shoal.inference import Output, Request, Stats
 
 
 class ScriptedEngine:
-    """A ``StepEngine``; ``failure`` is raised by the next step, ``gate`` holds steps up."""
+    """A ``StepEngine``; ``failure`` is raised by the next step.
+
+    ``gate`` holds steps up, ``door`` requests.
+    """
 
     def __init__(self, max_waiting: int = 100) -> None:
         self.failure: Exception | None = None
         self.gate = threading.Event()
         self.gate.set()
+        self.door = threading.Event()
+        self.door.set()
         self.threads: set[str] = set()
         self.aborted: list[str] = []
         self._max_waiting = max_waiting
@@ -29,6 +34,7 @@ class ScriptedEngine:
 
     def add(self, request: Request) -> bool:
         self.threads.add(threading.current_thread().name)
+        self.door.wait(30)
         if request.params.max_tokens is None:
             raise ConfigError("max_tokens", None, "unset", "Set it")
         if len(self._left) >= self._max_waiting:

@@ -22,11 +22,10 @@ DEADLINE_S = 60.0
 STALL_S = 1.0
 
 
-def _submission(frontend: str = "a") -> Submission:
+def _submission(frontend: str = "a", name: str = "r") -> Submission:
     params = SamplingParams(max_tokens=30, ignore_eos=True)
-    return Submission(
-        request=Request(id="r", prompt=(1, 2, 3), params=params), frontend=frontend, moved_from=3
-    )
+    request = Request(id=name, prompt=(1, 2, 3), params=params)
+    return Submission(request=request, frontend=frontend, moved_from=3)
 
 
 def _raise() -> list[Output]:
@@ -43,6 +42,7 @@ def _live(folder: str, mistake: str, parent: Connection) -> None:
     actor = EngineActor(folder, ServeSettings(stall_s=STALL_S))
 
     async def scene() -> dict[str, Any]:
+        after_leaving = await _leave(actor)
         stranger = await actor.submit([_submission("nobody")])
         stream = actor.outputs("a")
         hello = await anext(stream)
@@ -52,6 +52,7 @@ def _live(folder: str, mistake: str, parent: Connection) -> None:
         engine: Any = actor._loop._engine
         engine.step = {"raises": _raise, "hangs": _hang}[mistake]
         return {
+            "after leaving": after_leaving,
             "stranger": str(stranger),
             "hello": hello,
             "taken": taken,
@@ -63,6 +64,25 @@ def _live(folder: str, mistake: str, parent: Connection) -> None:
 
     parent.send(asyncio.run(scene()))
     threading.Event().wait()
+
+
+async def _leave(actor: EngineActor) -> tuple[int, int, int]:
+    """Close a stream whose request is computed: running, cancelled and steps after one step."""
+    engine: Any = actor._loop._engine
+    permits, step = threading.Semaphore(0), engine.step
+    engine.step = lambda: permits.acquire() and step()
+    stream = actor.outputs("leaving")
+    await anext(stream)
+    await actor.submit([_submission("leaving", "left")])
+    await stream.aclose()  # type: ignore[attr-defined]
+    permits.release()
+    for _ in range(2000):
+        await asyncio.sleep(0.005)
+        stats = (await actor.pulse()).stats
+        if stats.cancelled:
+            break
+    engine.step = step
+    return stats.running, stats.cancelled, stats.steps
 
 
 async def _ends(stream: AsyncIterator[list[Output]]) -> bool:
@@ -91,4 +111,5 @@ def test_an_engine_that_cannot_go_on_ends_its_streams_and_its_process(
         process.join()
     assert "not connected" in told["stranger"] and "not connected" in told["refusal"]
     assert (told["hello"], told["taken"], told["first"]) == ([], None, "r")
-    assert told["ends"] and told["moved"] == {3: 1}
+    assert told["after leaving"] == (0, 1, 1)
+    assert told["ends"] and told["moved"] == {3: 2}

@@ -156,6 +156,13 @@ def test_dropping_a_frontend_gives_up_its_requests_alone() -> None:
         assert loop.stats.running == 1
         loop.abort(["r1"])
         wait_until(lambda: loop.stats.running == 0)
+        # What is over belongs to nobody any more.
+        loop.submit([asked("r2")]).result(DEADLINE_S)
+        wait_until(lambda: len(owner.tokens("r2")) == 3)
+        for frontend in ("a", "b", "a"):
+            loop.drop(frontend)
+        loop.submit([asked("r3", frontend="b")]).result(DEADLINE_S)
+        assert engine.aborted == ["r0", "r1"]
 
 
 def test_a_loop_that_fails_says_so_and_refuses_what_comes() -> None:
@@ -216,4 +223,29 @@ def test_the_watchdog_drops_who_is_silent_and_reports_a_step_that_hangs() -> Non
 
         wait_until(hangs)
         assert stalled[0] > 0.5
+        watchdog.stop()
+
+
+def test_the_watchdog_reports_a_loop_that_hangs_between_steps() -> None:
+    engine = ScriptedEngine()
+    stalled: list[float] = []
+    with running(engine) as (loop, _):
+        watchdog = Watchdog(
+            loop,
+            Leases(time.monotonic),
+            lapsed=lambda frontend: None,
+            stalled=stalled.append,
+            stall_s=0.5,
+        )
+        watchdog.start()
+        time.sleep(1.0)
+        assert not stalled and loop.busy_s == 0.0  # who has nothing to do does not hang
+        engine.door.clear()
+        taken = loop.submit([asked("r0", 10**8)])
+        wait_until(lambda: bool(stalled))
+        assert stalled[0] > 0.5 and not taken.done()
+        engine.door.set()
+        taken.result(DEADLINE_S)
+        wait_until(lambda: loop.stats.steps > 3)
+        assert 0.0 <= loop.busy_s < 0.5
         watchdog.stop()

@@ -206,6 +206,33 @@ def _assert_refused(served: Served, path: str, body: dict[str, Any], param: str)
     assert good.json()["choices"][0]["text"] == "htsn"
 
 
+JUNK: list[Any] = [True, 1, -1, 1.5, 10**30, -1e300, "", "x", [], [[]], [None], {}, {"x": []}]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_every_field_takes_its_type_alone(served: Served, path: str) -> None:
+    """Whatever a field is, the answer is right or a refusal that names it; null is the default."""
+    document = served.http.get("/openapi.json").json()
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    fields = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"]
+    required = {"model", "prompt", "messages"}
+    good = {"model": "tiny", "max_tokens": 2}
+    good |= {"prompt": "Hi"} if "prompt" in fields else {"messages": [MESSAGE]}
+    assert len(fields) > 20
+    for name in fields:
+        nothing = served.http.post(path, json=good | {name: None})
+        assert nothing.status_code == (400 if name in required else 200), (name, nothing.text)
+        num_refused = 0
+        for value in JUNK:
+            answer = served.http.post(path, json=good | {name: value})
+            if answer.status_code != 200:
+                num_refused += 1
+                param = answer.json()["error"]["param"]
+                assert answer.status_code in (400, 404), (name, value, answer.text)
+                assert param.startswith(name), (name, param)
+        assert num_refused >= 7, name
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "fields",

@@ -299,11 +299,9 @@ def test_a_stream_outlives_its_engine(running: Running) -> None:
 
 
 def test_what_a_lost_frontend_asked_for_is_given_up(running: Running) -> None:
-    with running.http.stream(
-        "POST",
-        "/v1/completions",
-        json={"model": NAME, "prompt": "x", "max_tokens": 4000, "stream": True, "ignore_eos": True},
-    ) as answer:
+    before = sum(replica["cancelled"] for replica in running.replicas())
+    body = {"model": NAME, "prompt": "x", "n": 8, "max_tokens": 4000, "stream": True}
+    with running.http.stream("POST", "/v1/completions", json=body | {"ignore_eos": True}) as answer:
         lines = answer.iter_lines()
         next(lines)
         for pid in frontend_pids(running):
@@ -313,6 +311,7 @@ def test_what_a_lost_frontend_asked_for_is_given_up(running: Running) -> None:
             assert "data: [DONE]" not in list(lines)
     wait_until(lambda: _answers(running), 30)
     running.assert_idle(10.0)
+    assert sum(replica["cancelled"] for replica in running.replicas()) > before
 
 
 def _answers(running: Running) -> bool:

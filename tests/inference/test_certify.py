@@ -150,6 +150,11 @@ def test_traces_differ_in_the_first_bit_that_does() -> None:
     assert one.difference(one) is None
     other = Trace(tokens=(1, 2), logprobs=(-1.0, -2.0 + 2**-22), prompt_logprobs=(-3.0,))
     assert "log-probability of token 1" in str(one.difference(other))
+    top = tuple(((token, -1.0), (7, -4.0)) for token in one.tokens)
+    other = Trace(tokens=(1, 2), logprobs=(-1.0, -2.0), top=top)
+    assert one.difference(other) is None  # what only one of them has is not compared
+    nearly = replace(other, top=(top[0], ((2, -1.0), (7, -4.0 + 2**-21))))
+    assert "the likeliest at token 1" in str(other.difference(nearly))
     other = Trace(tokens=(1, 3), logprobs=(-1.0, -2.0))
     assert one.difference(other) == "token 1 is 3, not 2"
     other = Trace(tokens=(1, 2), logprobs=(-1.0, -2.0), prompt_logprobs=(-4.0,))

@@ -35,7 +35,7 @@ class EngineLoop:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._owners: dict[str, tuple[str, int]] = {}  # frontend and choices under way, by request
         self._stats = engine.stats()
-        self._step_began: float | None = None
+        self._turn_began: float | None = None
         self._is_stopping = False
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -56,8 +56,8 @@ class EngineLoop:
 
     @property
     def busy_s(self) -> float:
-        """How long the step under way has taken; 0 between steps."""
-        began = self._step_began
+        """How long the turn under way, its commands and its step, has taken; 0 without work."""
+        began = self._turn_began
         return 0.0 if began is None else time.monotonic() - began
 
     @property
@@ -88,12 +88,13 @@ class EngineLoop:
         try:
             while not self._is_stopping:
                 self._turn()
+            self._turn_began = None
         # The edge of the thread. The engine contains what goes wrong in a step or a request, so
         # its books may be wrong now: whoever owns the process starts another.
         except Exception as error:
             logger.exception("the engine's loop failed")
             self._failure = f"The engine failed: {type(error).__name__}: {error}"
-            self._step_began = None
+            self._turn_began = None
             self._ended(self._failure)
             while not self._is_stopping:
                 self._commands.get()()
@@ -101,18 +102,18 @@ class EngineLoop:
     def _turn(self) -> None:
         """Take the commands that wait, or wait for one; then one step if there is work."""
         waits = not self._engine.has_work
+        self._turn_began = None if waits else time.monotonic()
         while True:
             try:
                 command = self._commands.get(block=waits)
             except queue.Empty:
                 break
+            if waits:
+                self._turn_began = time.monotonic()
             command()
             waits = False
         if self._engine.has_work and not self._is_stopping:
-            self._step_began = time.monotonic()
-            outputs = self._engine.step()
-            self._step_began = None
-            self._hand_out(outputs)
+            self._hand_out(self._engine.step())
         self._stats = self._engine.stats()
 
     def _hand_out(self, outputs: Iterable[Output]) -> None:

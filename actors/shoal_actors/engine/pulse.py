@@ -41,7 +41,8 @@ class Pulse:
     stats: Stats
 
     busy_s: float
-    """How long the step under way has taken; 0 between steps and while there is no work."""
+    """How long the engine has been at the step under way and what came before it; 0 while there is
+    no work."""
 
     moved_from: Mapping[int, int] = field(default_factory=dict)
     """Requests that it took over, by the place of the engine that was lost."""
