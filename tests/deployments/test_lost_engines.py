@@ -15,6 +15,8 @@ from shoal_deployments.engines import Engines
 from shoal_deployments.mailbox import Mailbox
 from tests.deployments.scripted_actors import Actor, connected, facts_of
 
+DEADLINE_S = 10.0
+
 Scene = Callable[[Engines, Sequence[Actor]], Coroutine[Any, Any, None]]
 
 
@@ -23,7 +25,9 @@ def play(monkeypatch: pytest.MonkeyPatch, scene: Scene, *fingerprints: str) -> N
 
     async def run() -> None:
         actors = [Actor() for _ in fingerprints]
-        await scene(connected(monkeypatch, list(map(facts_of, fingerprints)), actors), actors)
+        engines = connected(monkeypatch, list(map(facts_of, fingerprints)), actors)
+        async with asyncio.timeout(DEADLINE_S):
+            await scene(engines, actors)
 
     asyncio.run(run())
 
