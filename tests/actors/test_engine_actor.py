@@ -19,7 +19,7 @@ from tests.inference.small_models import random_folder
 from tests.models.tiny import TINY
 
 DEADLINE_S = 60.0
-STALL_S = 1.0
+STALL_S = 5.0
 
 
 def _submission(frontend: str = "a", name: str = "r") -> Submission:
@@ -46,11 +46,13 @@ def _live(folder: str, mistake: str, parent: Connection) -> None:
         stranger = await actor.submit([_submission("nobody")])
         stream = actor.outputs("a")
         hello = await anext(stream)
+        permits = _hold_up(actor)
         taken = await actor.submit([_submission()])
+        permits.release()
         first = await anext(stream)
         pulse = await actor.pulse()
-        engine: Any = actor._loop._engine
-        engine.step = {"raises": _raise, "hangs": _hang}[mistake]
+        _engine(actor).step = {"raises": _raise, "hangs": _hang}[mistake]
+        permits.release()
         return {
             "after leaving": after_leaving,
             "stranger": str(stranger),
@@ -66,11 +68,20 @@ def _live(folder: str, mistake: str, parent: Connection) -> None:
     threading.Event().wait()
 
 
+def _engine(actor: EngineActor) -> Any:
+    return actor._loop._engine
+
+
+def _hold_up(actor: EngineActor) -> threading.Semaphore:
+    """Have each step of the engine wait for a permit."""
+    permits, step = threading.Semaphore(0), _engine(actor).step
+    _engine(actor).step = lambda: permits.acquire() and step()
+    return permits
+
+
 async def _leave(actor: EngineActor) -> tuple[int, int, int]:
     """Close a stream whose request is computed: running, cancelled and steps after one step."""
-    engine: Any = actor._loop._engine
-    permits, step = threading.Semaphore(0), engine.step
-    engine.step = lambda: permits.acquire() and step()
+    step, permits = _engine(actor).step, _hold_up(actor)
     stream = actor.outputs("leaving")
     await anext(stream)
     await actor.submit([_submission("leaving", "left")])
@@ -81,7 +92,7 @@ async def _leave(actor: EngineActor) -> tuple[int, int, int]:
         stats = (await actor.pulse()).stats
         if stats.cancelled:
             break
-    engine.step = step
+    _engine(actor).step = step
     return stats.running, stats.cancelled, stats.steps
 
 
