@@ -25,8 +25,9 @@ TOKENS = {
     "a rank without tokens": [5, 0, 7, 2],
     "one rank has them all": [0, 11, 0, 0],
     "no tokens at all": [0, 0, 0, 0],
+    "equal again": [9, 9, 9, 9],
 }
-"""Tokens of each of four ranks; fewer ranks take the first."""
+"""Tokens of each of four ranks, in this order on one live group; fewer ranks take the first."""
 
 
 def _communicator(transport: Transport) -> Communicator | None:
@@ -108,9 +109,9 @@ def test_shared_experts_are_those_of_one_process(
                 torch.testing.assert_close(together, value, rtol=1e-5, atol=1e-5)
 
 
-def _random_routing(num_steps: int) -> float:
+def _random_routing(num_steps: int, transport: Transport) -> float:
     """Steps of random sizes and choices; what comes back is checked in each."""
-    exchange = ExpertExchange(EXPERTS, _communicator(Transport.AUTO))
+    exchange = ExpertExchange(EXPERTS, _communicator(transport))
     generator = torch.Generator().manual_seed(dist.get_rank())
     total = 0.0
     for _ in range(num_steps):
@@ -127,9 +128,19 @@ def _random_routing(num_steps: int) -> float:
     return total
 
 
-def test_random_routing_does_not_hang(ranks: RankPool) -> None:
-    visits = ranks.run(4, _random_routing, 1000)
-    assert sum(visits) > 10_000 and len(set(visits)) > 1
+@pytest.mark.parametrize(
+    ("num_steps", "transport"),
+    [
+        (200, Transport.AUTO),
+        pytest.param(1000, Transport.GLOO, marks=pytest.mark.full),
+        pytest.param(1000, Transport.SHARED_MEMORY, marks=pytest.mark.full),
+    ],
+)
+def test_random_routing_does_not_hang(
+    ranks: RankPool, num_steps: int, transport: Transport
+) -> None:
+    visits = ranks.run(4, _random_routing, num_steps, transport)
+    assert sum(visits) > 10 * num_steps and len(set(visits)) > 1
 
 
 @pytest.mark.parametrize(("num_experts", "degree"), [(8, 3), (6, 4), (1, 2)])

@@ -45,33 +45,12 @@ def test_every_collective_of_a_step_is_planned(
     ranks: RankPool, world_size: int, context: int, exchange: str
 ) -> None:
     cells = [
-        settings_of(world_size, context, exchange),
         settings_of(world_size, context, exchange, precision={"compute": "bf16"}),
-        settings_of(world_size, context, exchange, train={"recompute": "layer", "steps": 1}),
         settings_of(world_size, context, exchange, model={"config": GROUPED}),
     ]
     by_rank = ranks.run(world_size, steps, cells)
     for index, settings in enumerate(cells):
         assert_as_planned(settings, [results[index] for results in by_rank])
-
-
-@pytest.mark.parametrize("exchange", ["gather", "ring"])
-@pytest.mark.parametrize(("context", "expert"), [(2, 2), (2, 4), (4, 2)])
-@pytest.mark.parametrize("length", [16, 17])
-def test_shared_experts_are_planned_with_shared_sequences(
-    ranks: RankPool, context: int, expert: int, exchange: str, length: int
-) -> None:
-    """Of 17 tokens some ranks have one more than others: the mean is planned."""
-    settings = settings_of(
-        4,
-        context,
-        exchange,
-        model={"config": {**EXPERTS, "num_experts": 8}},
-        data={"seq_len": length},
-        cluster={"nvlink_domain": 4},
-        parallel={"expert": expert},
-    )
-    assert_as_planned(settings, ranks.run(4, measure, settings))
 
 
 def kept_bytes(settings: Config) -> int:

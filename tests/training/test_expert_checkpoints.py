@@ -11,14 +11,22 @@ import torch.distributed as dist
 
 from shoal.checkpoint import CheckpointWeights, export, hf_attachments, load, save
 from shoal.config import Config
+from shoal.data import Batch
 from shoal.fsdp import sharded_parameters
 from shoal.models import Decoder, DecoderConfig, HFWeights, load_weights
 from shoal.plan import resolve_precision
 from shoal.training import Stepper, build_model, build_sharded_optimizer, fill_model
 from tests.checkpoint import toy
+from tests.parallel.matrix import MODELS, rows, sequences
 from tests.ranks import RankPool
-from tests.training.test_experts import HFSDP, MODEL, ZERO1, ZERO3, sequence
 from tests.training.tiny import make_config
+
+MODEL = {**MODELS["mixture"], "num_hidden_layers": 2}
+LENGTH = 11
+
+ZERO1 = {"outer": "optimizer", "inner": "optimizer"}
+ZERO3 = {"outer": "parameters", "inner": "parameters"}
+HFSDP = {"outer": "optimizer", "inner": "parameters"}
 
 LAYOUTS: list[tuple[int, int, int, dict[str, str], dict[str, str]]] = [
     # ranks, ranks of a domain, expert degree, dense, expert
@@ -29,6 +37,10 @@ LAYOUTS: list[tuple[int, int, int, dict[str, str], dict[str, str]]] = [
     (2, 1, 1, ZERO3, ZERO1),
 ]
 """Each loads what the one before saved."""
+
+
+def _sequence(number: int, step: int) -> Batch:
+    return rows(sequences("mixture", LENGTH, 6, step), number, number + 1)
 
 
 def _config(folder: Path, number: int) -> Config:
@@ -53,7 +65,7 @@ def _pass_on(config: Config, source: Path | None, target: Path) -> tuple[Any, to
     if source is None:
         stepper = Stepper(passes, optimizer, settings=config.optimizer, num_steps=2)
         for step in range(2):
-            stepper.step(step, [sequence(dist.get_rank(), step)])
+            stepper.step(step, [_sequence(dist.get_rank(), step)])
     else:
         with torch.no_grad():
             for parameter in sharded_parameters(model):
@@ -62,7 +74,7 @@ def _pass_on(config: Config, source: Path | None, target: Path) -> tuple[Any, to
     attachments = hf_attachments(MODEL)
     save(target, 2, model=model, optimizer=optimizer, counters={"step": 2}, attachments=attachments)
     with torch.no_grad():
-        logits = model.parts[0](sequence(5, 0).tokens).logits
+        logits = model.parts[0](_sequence(5, 0).tokens).logits
     assert logits is not None
     return toy.held_rows(
         toy.Run(model=model, optimizer=optimizer, context=passes.contexts[0])
@@ -93,7 +105,7 @@ def test_every_degree_holds_the_same_bits(passed_on: list[tuple[Path, Any]]) -> 
 def test_every_degree_gives_the_same_logits(passed_on: list[tuple[Path, Any]]) -> None:
     plain = Decoder(DecoderConfig.from_hf(MODEL), torch.float32)
     load_weights(plain, CheckpointWeights(passed_on[0][0]))
-    expected = plain(sequence(5, 0).tokens).logits
+    expected = plain(_sequence(5, 0).tokens).logits
     assert expected is not None
     for _, found in passed_on:
         for _, logits in found:
