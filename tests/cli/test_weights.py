@@ -86,6 +86,17 @@ def test_a_source_that_is_not_there(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_weights_go_to_megatron_and_come_back(tmp_path: Path, run: Path) -> None:
+    there = shoal_here(
+        "export", "run", "there", "--format", "megatron", "--dtype", "fp32", cwd=tmp_path
+    )
+    assert there.returncode == 0, there.stderr
+    assert (tmp_path / "there" / "release" / "metadata.json").is_file()
+    back = shoal_here("import", "there", "back", cwd=tmp_path)
+    assert back.returncode == 0, back.stderr
+    assert _same_weights(tmp_path / "back", _decoder())
+
+
 @pytest.mark.parametrize("checkpoint", ["run", "run/checkpoints/step-00000003"])
 def test_a_checkpoint_is_exported(tmp_path: Path, run: Path, checkpoint: str) -> None:
     run_it = shoal if "step" in checkpoint else shoal_here

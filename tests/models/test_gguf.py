@@ -189,9 +189,6 @@ def test_other_files_are_refused_by_name(
 def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file or folder"):
         import_model(str(tmp_path / "none"), tmp_path / "out")
-    (tmp_path / "iter_0000100").mkdir()
-    with pytest.raises(ConfigError, match="Megatron checkpoint"):
-        import_model(str(tmp_path), tmp_path / "out")
     write_gguf(tmp_path / "model.gguf", HF)
     content = (tmp_path / "model.gguf").read_bytes()
     for size in (3, 40, len(content) // 2):

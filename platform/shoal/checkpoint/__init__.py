@@ -1,7 +1,7 @@
 """Checkpoints: saved whole or not at all, and loaded into any layout."""
 
 from shoal.checkpoint.catalog import Step, clean, newest, prune, step_name, steps
-from shoal.checkpoint.export import export, hf_attachments
+from shoal.checkpoint.export import export, export_megatron, hf_attachments
 from shoal.checkpoint.load import Loaded, load
 from shoal.checkpoint.manifest import Manifest
 from shoal.checkpoint.rng import capture_rng, restore_rng
@@ -21,6 +21,7 @@ __all__ = [
     "capture_rng",
     "clean",
     "export",
+    "export_megatron",
     "hf_attachments",
     "load",
     "newest",

