@@ -34,9 +34,9 @@ EXPERTS = {
 }
 
 
-def config(**sections: dict[str, Any]) -> Config:
-    """A configuration of the dense model; ``sections`` are laid over the ones here."""
-    tree: dict[str, Any] = {
+def tree(**sections: dict[str, Any]) -> dict[str, Any]:
+    """A configuration of the dense model as in a file; ``sections`` are laid over the ones here."""
+    values: dict[str, Any] = {
         "model": {"config": DENSE},
         "data": {"sources": [{"path": __file__}], "seq_len": 16},
         "train": {"steps": 4},
@@ -44,5 +44,10 @@ def config(**sections: dict[str, Any]) -> Config:
         "cluster": {"device": "cpu"},
     }
     for name, section in sections.items():
-        tree[name] = {**tree.get(name, {}), **section}
-    return config_from_tree(tree)
+        values[name] = {**values.get(name, {}), **section}
+    return values
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    """The same, checked."""
+    return config_from_tree(tree(**sections))
