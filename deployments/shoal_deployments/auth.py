@@ -29,7 +29,7 @@ class ApiKeys:
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = tuple(_digest(key) for key in keys)
+        self._digests = tuple(_digest(key.encode("utf-8", "surrogateescape")) for key in keys)
 
     @classmethod
     def read(cls, settings: AuthSettings) -> ApiKeys:
@@ -49,7 +49,8 @@ class ApiKeys:
         if not self._digests:
             return True
         scheme, _, key = authorization.partition(" ")
-        given = _digest(key.strip())
+        # Servers hand the bytes of a header over as if they were Latin-1.
+        given = _digest(key.strip(" \t").encode("latin-1", "backslashreplace"))
         matches = [hmac.compare_digest(given, known) for known in self._digests]
         return scheme.lower() == "bearer" and any(matches)
 
@@ -81,13 +82,14 @@ def _refusal(given: str) -> ApiError:
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def _keys_in_file(path: str) -> list[str]:
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        # Some editors write a mark before the first line, which is no part of its key.
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             "serve.auth.keys_file", path, f"cannot be read: {error}", "Give a file of API keys"

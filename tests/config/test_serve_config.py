@@ -23,6 +23,11 @@ def test_a_folder_is_a_model_with_the_defaults(tmp_path: Path) -> None:
     assert config.serve.limits.queue == 7
 
 
+def test_a_folder_that_is_named_by_dots_has_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    assert load_serve_config(tmp_path / "below" / "..").served_name == tmp_path.name
+
+
 def test_a_file_needs_nothing_of_training(tmp_path: Path) -> None:
     text = "model: {path: some/model}\nserve: {model_name: mine, frontends: 2}\n"
     config = load_serve_config(_file(tmp_path, text))

@@ -124,6 +124,8 @@ def test_hugging_faces_conventions() -> None:
         ("{{ messages[0]['absent'] + 'a' }}", "refuses them: 'dict object' has no attribute"),
         ("{{ ''.__class__.__mro__ }}", "refuses them"),
         ("{{ messages.append(1) }}", "refuses them"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses them: maximum recursion"),
+        ("{{ 'a' * 10**17 }}", "refuses them: MemoryError"),
     ],
 )
 def test_what_a_template_refuses_or_must_not_do(template: str, problem: str) -> None:

@@ -128,6 +128,9 @@ def test_special_tokens_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None
     assert load_tokenizer(str(folder)).end_of_text == 1
 
 
+EMPTY = '{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}'
+
+
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
@@ -137,6 +140,17 @@ def test_special_tokens_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None
         ("tokenizer_config.json", "{", "not JSON"),
         ("tokenizer_config.json", "{}", "its eos_token is None"),
         ("tokenizer_config.json", '{"eos_token": "<eos>"}', "its eos_token is '<eos>'"),
+        ("tokenizer.json", EMPTY, "has no tokens"),
+        ("tokenizer.json", b"\xff\xfe", "not UTF-8"),
+        ("tokenizer_config.json", b"\xff", "not UTF-8"),
+        ("tokenizer_config.json", "[" * 100_000, "nested too deeply"),
+        ("tokenizer_config.json", '{"eos_token": 1}', "its eos_token is 1, which is no text"),
+        ("tokenizer_config.json", '{"eos_token": {}}', "its eos_token is {}, which is no text"),
+        ("tokenizer_config.json", '{"bos_token": ["a"]}', "its bos_token is .*no text"),
+        ("tokenizer_config.json", '{"chat_template": 1}', "its chat template is 1"),
+        ("tokenizer_config.json", '{"chat_template": [1, {}]}', "none of its chat templates"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "default"}, 1]}', "eos_token is N"),
+        ("chat_template.jinja", b"\xff", "not UTF-8"),
         ("chat_template.jinja", "{% if %}", "not valid Jinja"),
         (
             "tokenizer_config.json",
@@ -146,13 +160,13 @@ def test_special_tokens_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None
     ],
 )
 def test_a_damaged_folder_is_refused(
-    tmp_path: Path, name: str, content: str | None, problem: str
+    tmp_path: Path, name: str, content: str | bytes | None, problem: str
 ) -> None:
     folder = write_tokenizer(tmp_path)
     if content is None:
         (folder / name).unlink()
     else:
-        (folder / name).write_text(content)
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(ConfigError, match=problem) as refusal:
         load_tokenizer(str(folder))
     assert refusal.value.field == "data.tokenizer"

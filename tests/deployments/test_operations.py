@@ -170,6 +170,15 @@ def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     assert ApiKeys(()).admits("")
 
 
+def test_keys_are_bytes_as_clients_send_them(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    path.write_text("\ufefffirst\nschlüssel-日本\n", encoding="utf-8")  # as some editors write it
+    keys = ApiKeys.read(AuthSettings(keys_file=str(path)))
+    assert keys.admits("Bearer first")
+    assert keys.admits("Bearer " + "schlüssel-日本".encode().decode("latin-1"))
+    assert not keys.admits("Bearer first\xa0")
+
+
 @pytest.mark.parametrize("content", [None, "", "# none\n\n", b"\xff\xfe"])
 def test_a_source_without_keys_is_refused(
     tmp_path_factory: pytest.TempPathFactory,

@@ -56,7 +56,12 @@ def test_a_full_queue_answers_429() -> None:
         assert statuses.count(429) >= 10
         assert statuses.count(200) + statuses.count(429) == 20
         assert served.engine.aborted == [], "what was not taken needs no abort"
-        assert served.complete(n=4, stream=True).status_code == 400  # more than ever fit
+        # More than ever fit, whichever way they are asked for.
+        assert served.complete(n=4, stream=True).status_code == 400
+        assert served.complete(prompt=["a", "b"], n=2).status_code == 400
+        refusal = served.complete(prompt=["a"] * 4)
+        assert refusal.status_code == 400 and "Send at most 3 prompts" in refusal.text
+        assert served.complete(prompt=["a"] * 3).status_code == 200
         served.assert_idle()
 
 

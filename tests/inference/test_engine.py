@@ -331,3 +331,21 @@ def test_outputs_are_plain_values(engine: Engine) -> None:
         )
         assert all(type(token) is int for token in output.token_ids)
         assert output.finish_reason is None or type(output.finish_reason) is str
+
+
+@pytest.mark.parametrize("max_tokens", [0, 12])
+def test_scores_that_are_no_numbers_end_one_request_only(
+    failing: FailingModel, max_tokens: int
+) -> None:
+    engine = engine_of(failing)
+    expected = answers(engine, request("before"))["before"]
+    engine.add(request("fine"))
+    engine.add(request("scored", max_tokens=max_tokens, prompt_logprobs=1))
+    failing.breaks_row = -1  # of a token in the middle of the prompt
+    outputs = engine.step()
+    failing.breaks_row = None
+    (broken,) = (output for output in outputs if output.request_id == "scored")
+    assert broken.finish_reason == "error" and "no numbers" in str(broken.error)
+    rest = [output for output in outputs if output.request_id == "fine"]
+    assert joined([*rest, *drained(engine)]) == expected
+    assert engine.stats().failed == 1 and is_idle(engine)

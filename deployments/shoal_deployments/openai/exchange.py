@@ -92,7 +92,7 @@ class Exchange(Response, Generic[BodyT]):
         check_durable(body, service.journal)
         params = endpoint.params(body)
         prompts = await endpoint.prompts(body, service.tokenizing)
-        check_choices(len(prompts), params.n, service.limits)
+        check_choices(len(prompts), params.n, service.limits, card)
         origin, progress = self._beginning(Headers(scope=scope), body, prompts)
         answer_id = f"{endpoint.id_prefix}-{origin.number.hex()}"
         # What was under way before a stream broke may still be: the answer's id would be taken.

@@ -35,11 +35,16 @@ def check_durable(body: GenerationBody, journal: JournalSettings) -> None:
         raise bad_field("durable", True, problem, "Leave it out")
 
 
-def check_choices(num_prompts: int, n: int, limits: LimitSettings) -> None:
-    """Refuse too many choices, before anything is made for each: ApiError, status 400."""
-    if n * num_prompts > limits.choices:
-        problem = f"With {num_prompts} prompts it asks for more than {limits.choices} choices"
-        remedy = f"Ask for at most {limits.choices // num_prompts}"
+def check_choices(num_prompts: int, n: int, limits: LimitSettings, card: ModelCard) -> None:
+    """Refuse too many choices, before anything is made for each: ApiError, status 400.
+
+    More than an empty queue has room for are too many as well: they would be turned away each time.
+    """
+    most = min(limits.choices, card.limits.max_waiting)
+    if n * num_prompts > most:
+        problem = f"With {num_prompts} prompts it asks for more than {most} choices"
+        fits = most // num_prompts
+        remedy = f"Ask for at most {fits}" if fits else f"Send at most {most} prompts"
         raise bad_field("n", n, problem, remedy)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ class ServeConfig(Section):
     @property
     def served_name(self) -> str:
         """What clients write in ``model``."""
-        return self.serve.model_name or self.folder.name
+        # Of "..", too, the folder has a name.
+        return self.serve.model_name or os.path.basename(os.path.abspath(self.folder))
 
 
 def load_serve_config(path: Path, overrides: Sequence[str] = ()) -> ServeConfig:

@@ -14,6 +14,7 @@ the reason ``error``, a failure in one choice's text ends that choice; the engin
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 from shoal.data import Tokenizer
@@ -32,6 +33,8 @@ from shoal.inference.sequence import Sequence as Choiced
 from shoal.inference.step import Step
 
 logger = logging.getLogger(__name__)
+
+_NO_NUMBERS = "the model's logits are no numbers"
 
 
 class Engine:
@@ -117,19 +120,23 @@ class Engine:
 
     def _take(self, step: Step, results: Results) -> list[Output]:
         """Hand a step's results to scheduler and choices."""
+        outputs = []
         for chunk, scored in zip(step.chunks, results.scored, strict=True):
-            if scored and chunk.sequence in self._choices:
-                self._choices[chunk.sequence].prompt_scores += scored
+            sequence = chunk.sequence
+            if scored and sequence in self._choices:
+                self._choices[sequence].prompt_scores += scored
+                if any(math.isnan(each.logprob) for each in scored):
+                    self.scheduler.finish(sequence, FinishReason.ERROR)
+                    outputs.append(self._choices.pop(sequence).failed(_NO_NUMBERS))
         sampled = {
             chunk.sequence: result
             for chunk, result in zip(step.sampled, results.sampled, strict=True)
         }
         went_on = self.scheduler.complete(step, [result.token for result in results.sampled])
-        outputs = []
         for sequence in went_on:
             choice, result = self._choices[sequence], sampled.get(sequence)
             if sequence.finish_reason is FinishReason.ERROR:
-                output = choice.failed("the model's logits are no numbers")
+                output = choice.failed(_NO_NUMBERS)
             else:
                 output = self._guarded(choice, lambda: choice.advance(result))  # noqa: B023
             if output.finish_reason is not None:

@@ -31,6 +31,18 @@ from shoal.errors import ConfigError
 _OPEN, _CLOSE = "\ufdd0generation\ufdd0", "\ufdd1generation\ufdd1"
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
+# A template is a program of its author: besides Jinja's own errors it may add a number to a text,
+# index past a list, call itself for ever, or write more than there is memory for.
+_REFUSALS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RenderedChat:
@@ -109,13 +121,11 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )
-        # A template is a program of its author: besides Jinja's own errors it may add a number
-        # to a text or index past a list.
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        except _REFUSALS as error:
             raise ConfigError(
                 "messages",
                 [message["role"] for message in messages],
-                f"the chat template refuses them: {error}",
+                f"the chat template refuses them: {str(error) or type(error).__name__}",
                 "Change the messages, or the chat template",
             ) from error
         return well_formed(text)

@@ -57,9 +57,9 @@ class TokenizerFiles:
         special = _read_json(folder / "special_tokens_map.json", field) | settings
         return cls(
             folder=str(folder),
-            definition=definition.read_text(encoding="utf-8"),
+            definition=_read_text(definition, field),
             special_tokens=tuple(
-                (name, _text_of(special[name]))
+                (name, _text_of(name, special[name], folder, field))
                 for name in sorted(_SPECIAL_NAMES)
                 if special.get(name) is not None
             ),
@@ -82,7 +82,7 @@ class HFTokenizer:
         self._encoder = self._load(files.definition)
         self._special_tokens = dict(files.special_tokens)
         self.name = files.folder
-        self.vocab_size = max(self._encoder.get_vocab().values()) + 1
+        self.vocab_size = self._find_vocab_size()
         self.end_of_text = self._find_end_of_text()
         self._special_ids = {
             token
@@ -179,6 +179,17 @@ class HFTokenizer:
         encoder.no_truncation()
         return encoder
 
+    def _find_vocab_size(self) -> int:
+        ids = self._encoder.get_vocab().values()
+        if not ids:
+            raise ConfigError(
+                self._field,
+                self._files.folder,
+                "its tokenizer.json has no tokens",
+                "Download or export the tokenizer again",
+            )
+        return max(ids) + 1
+
     def _find_end_of_text(self) -> int:
         text = self._special_tokens.get("eos_token")
         token = None if text is None else self._encoder.token_to_id(text)
@@ -226,33 +237,50 @@ def _read_json(path: Path, field: str) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(_read_text(path, field))
     except ValueError as error:
         raise ConfigError(field, str(path), f"it is not JSON: {error}", "Mend the file") from error
+    except RecursionError:
+        raise ConfigError(field, str(path), "it is nested too deeply", "Mend the file") from None
     if not isinstance(content, dict):
         raise ConfigError(field, str(path), "it is not a JSON object", "Mend the file")
     return content
 
 
-def _text_of(token: object) -> str:
-    """Text of a special token, which the files hold as text or as an object."""
-    return str(token["content"]) if isinstance(token, dict) else str(token)
+def _read_text(path: Path, field: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(field, str(path), f"it is not UTF-8: {error}", "Mend the file") from error
+
+
+def _text_of(name: str, token: object, folder: Path, field: str) -> str:
+    """Text of the special token ``name``, which the files hold as text or as an object."""
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        problem = f"its {name} is {token!r}, which is no text"
+        raise ConfigError(field, str(folder), problem, "Mend tokenizer_config.json")
+    return text
 
 
 def _chat_template(folder: Path, settings: dict[str, Any], field: str) -> str | None:
     """The default template: a file of its own goes before ``tokenizer_config.json``."""
     own_file = folder / "chat_template.jinja"
     if own_file.is_file():
-        return own_file.read_text(encoding="utf-8")
+        return _read_text(own_file, field)
     template = settings.get("chat_template")
     if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
+        named = {entry.get("name"): entry for entry in template if isinstance(entry, dict)}
         if "default" not in named:
             raise ConfigError(
                 field,
                 str(folder),
-                f"none of its chat templates ({', '.join(sorted(named))}) is called default",
+                f"none of its chat templates ({', '.join(sorted(map(str, named)))}) is called "
+                "default",
                 "Rename the one to use to default",
             )
-        template = named["default"]
-    return None if template is None else str(template)
+        template = named["default"].get("template")
+    if template is not None and not isinstance(template, str):
+        problem = f"its chat template is {template!r}, which is no text"
+        raise ConfigError(field, str(folder), problem, "Mend tokenizer_config.json")
+    return template
