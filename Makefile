@@ -3,8 +3,9 @@
 
 PYTHON ?= python3
 DEMO_STEPS ?= 20
-# What `make serve` serves: the demo's model, or the one it starts from.
+# What `make serve` serves, and where: the demo's model, or the one it starts from.
 MODEL ?= $(firstword $(wildcard runs/demo-export) runs/input/smollm2)
+PORT ?= 8000
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -34,7 +35,7 @@ runs/input/smollm2: | $(READY)
 	$(RUN) -m shoal import smollm2 $@
 
 serve: $(READY) $(filter runs/input/smollm2,$(MODEL))  ## serve the demo's model, or SmolLM2, with a console
-	$(RUN) -m shoal serve $(MODEL)
+	$(RUN) -m shoal serve $(MODEL) --set serve.port=$(PORT)
 
 test: export OMP_NUM_THREADS = 1
 test: $(READY)  ## run every test

@@ -86,6 +86,13 @@ def load_serve_config(path: Path, overrides: Sequence[str] = ()) -> ServeConfig:
     Raises:
         ConfigError: for what cannot be read, and for every wrong key and value, in one message.
     """
+    if not path.exists():
+        raise ConfigError(
+            "MODEL_OR_CONFIG",
+            str(path),
+            "there is no such file or folder",
+            "Give the folder of a Hugging Face model, or a YAML file",
+        )
     tree: dict[str, Any] = {"model": {"path": str(path)}} if path.is_dir() else read_tree(path)
     apply_overrides(tree, overrides)
     return serve_config_from_tree(tree)
