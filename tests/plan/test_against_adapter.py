@@ -63,9 +63,34 @@ def test_several_microbatches_in_bf16(ranks: RankPool, topology: str) -> None:
         {"precision": {"compute": "bf16", "main_weights": "bf16", "moments": "bf16"}},
         {"precision": {"compute": "bf16", "main_gradients": "bf16", "reduce": "fp32"}},
         {"precision": {"moments": "8bit"}},
+        {"optimizer": {"kind": "muon"}},
+        {"optimizer": {"kind": "muon"}, "precision": {"compute": "bf16", "moments": "8bit"}},
     ],
     ids=str,
 )
 def test_other_optimizers_and_formats(ranks: RankPool, sections: dict[str, dict[str, Any]]) -> None:
     pairs = [(Level.REPLICATE, Level.OPTIMIZER), (Level.OPTIMIZER, Level.PARAMETERS)]
     _compare(ranks, [_settings("2x1", o, i, 2, **sections) for o, i in pairs])
+
+
+@pytest.mark.parametrize(("topology", "degree"), [("2x2", 1), ("2x2", 2)])
+def test_muon(ranks: RankPool, topology: str, degree: int) -> None:
+    pairs = [
+        (Level.REPLICATE, Level.REPLICATE),
+        (Level.OPTIMIZER, Level.PARAMETERS),
+        (Level.REPLICATE, Level.GRADIENTS),
+    ]
+    cells = [
+        _settings(
+            topology,
+            outer,
+            inner,
+            2,
+            model={"config": {**EXPERTS, "num_experts": 8}},
+            parallel={"expert": degree},
+            optimizer={"kind": "muon"},
+            precision={"compute": "bf16", "reduce": "bf16"},
+        )
+        for outer, inner in pairs
+    ]
+    _compare(ranks, cells)

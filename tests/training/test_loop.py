@@ -52,6 +52,8 @@ CASES: dict[str, dict[str, Any]] = {
         "cluster": {"workers": 2, "device": "cpu"},
         "model": {"config": {**MIXTURE, "attention_dropout": 0.1}},
         "train": {"recompute": "layer", "micro_batch": 2},
+        "optimizer": {"kind": "muon", "lr": 0.01, "weight_decay": 0.1, "clip": 1.0},
+        "precision": {"compute": "fp32", "moments": "8bit"},
     },
     "mixture, two ranks that share experts": {
         "cluster": {"workers": 2, "device": "cpu"},

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from shoal.config import OptimizerSettings
-from shoal.errors import ConfigError
 from shoal.fsdp.sharded import ShardedParameter
 from shoal.plan import Precision, resolve_precision
 from shoal.training import SGD, AdamW, Moments, build_optimizer
@@ -147,8 +146,3 @@ def test_sgd_decays_apart_from_its_momentum() -> None:
         weight.grad = torch.full((1, 1), gradient)
         optimizer.step()
         assert weight.item() == pytest.approx(expected)
-
-
-def test_muon_is_refused() -> None:
-    with pytest.raises(ConfigError, match="optimizer.kind"):
-        build_optimizer(OptimizerSettings(kind="muon"), [], _precision(), seed=0)

@@ -35,23 +35,26 @@ class ScheduleSettings(Section):
         return self
 
 
+_MUON_MOMENTUM = 0.95
+
+
 class OptimizerSettings(Section):
     """``optimizer``: kind, rates, decay and clipping."""
 
     kind: Literal["adamw", "sgd", "muon"] = "adamw"
-    """Update rule."""
+    """Update rule; ``muon`` takes the matrices inside the layers and leaves the rest to AdamW."""
 
     lr: float = Field(default=3e-4, gt=0)
     """Peak learning rate."""
 
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay of AdamW's first and second moments; each in [0, 1)."""
+    """Decay of AdamW's first and second moments, with ``muon`` too; each in [0, 1)."""
 
     eps: float = Field(default=1e-8, gt=0)
     """Added to AdamW's denominator."""
 
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    """SGD's momentum."""
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    """Decay of the running sum of gradients; unset, 0 for SGD and 0.95 for Muon."""
 
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled decay of matrices; vectors (norms, biases) are not decayed."""
@@ -77,9 +80,16 @@ class OptimizerSettings(Section):
                     value = list(value) if isinstance(value, tuple) else value
                     remedy = "Leave it out, or set optimizer.kind to adamw"
                     found.append(ConfigError(name, value, "sgd has no such term", remedy))
-        if self.momentum and self.kind != "sgd":
-            problem = f"{self.kind} takes no momentum"
-            remedy = "Leave it out, or set optimizer.kind to sgd"
+        if self.momentum is not None and self.kind == "adamw":
+            problem = "adamw takes no momentum"
+            remedy = "Leave it out, or set optimizer.kind to sgd or muon"
             found.append(ConfigError("momentum", self.momentum, problem, remedy))
         refuse(found)
         return self
+
+    @property
+    def momentum_or_default(self) -> float:
+        """The momentum, for kinds that have one."""
+        if self.momentum is not None:
+            return self.momentum
+        return _MUON_MOMENTUM if self.kind == "muon" else 0.0

@@ -8,6 +8,7 @@ from shoal.fsdp.fully_shard import (
     fully_shard_context,
     microbatch,
 )
+from shoal.fsdp.group import ParameterGroup, group_of
 from shoal.fsdp.inventory import (
     BytesAtRest,
     bytes_at_rest,
@@ -32,6 +33,7 @@ from shoal.fsdp.schedule import Schedule
 from shoal.fsdp.sharded import ShardedParameter
 from shoal.fsdp.share import Share
 from shoal.fsdp.transport import Transport, bound_waits, communicator_for
+from shoal.fsdp.whole import Matrix, deal, map_matrices, num_places
 
 __all__ = [
     "BytesAtRest",
@@ -41,7 +43,9 @@ __all__ = [
     "FlatBuffer",
     "GlobalLayout",
     "Ledger",
+    "Matrix",
     "MixedPrecision",
+    "ParameterGroup",
     "Partial",
     "Pending",
     "Placement",
@@ -56,12 +60,16 @@ __all__ = [
     "bytes_at_rest",
     "clip_gradients",
     "communicator_for",
+    "deal",
     "fully_shard",
     "fully_shard_context",
     "fully_shard_optimizer",
     "gradient_norm",
+    "group_of",
     "is_sharded",
+    "map_matrices",
     "microbatch",
+    "num_places",
     "placements_for",
     "sharded_parameters",
     "sync_weights",

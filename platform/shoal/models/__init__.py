@@ -6,6 +6,7 @@ from shoal.models.export import write_hf_folder
 from shoal.models.hf_folder import HFWeights, read_hf_config
 from shoal.models.importing import import_model
 from shoal.models.initialization import InitialWeights, initialize
+from shoal.models.matrices import matrix_rows
 from shoal.models.megatron import MegatronWeights, write_megatron_folder
 from shoal.models.mxfp8 import Bf16Choice, choose_mxfp8
 from shoal.models.names import ExpertLayout, parameter_shapes
@@ -36,6 +37,7 @@ __all__ = [
     "import_model",
     "initialize",
     "load_weights",
+    "matrix_rows",
     "parameter_shapes",
     "read_hf_config",
     "shard_decoder",

@@ -54,6 +54,9 @@ class Group:
 
     formats: Formats
 
+    hidden: frozenset[int] = frozenset()
+    """Which parameters stack matrices that Muon orthogonalizes whole; none for other kinds."""
+
     is_copy: bool = False
     """Whether another stage holds the same parameters and stands for them."""
 
@@ -127,13 +130,13 @@ class Group:
         """Bytes of the largest parameter's gradient as backward makes it."""
         return max(shape.numel() for shape in self.layout.shapes) * self.formats.compute.itemsize
 
-    def held_rows(self, place: tuple[int, int]) -> Iterator[tuple[torch.Size, int]]:
-        """Shape of each parameter, and how many rows the rank at ``place`` (outer, inner) holds."""
+    def held_rows(self, place: tuple[int, int]) -> Iterator[int]:
+        """How many rows of each parameter the rank at ``place`` (outer, inner) holds."""
         sharded = [isinstance(kind, Shard) for kind in self.placements.optimizer]
         start, stop = self.layout.run(sharded, self.sizes, place)
-        for index, shape in enumerate(self.layout.shapes):
+        for index in range(len(self.layout.shapes)):
             rows = self.layout.rows(index, start, stop)
-            yield shape, rows.stop - rows.start
+            yield rows.stop - rows.start
 
     def refresh_moves(self) -> list[Move]:
         """Collectives that bring stepped main weights to compute, once a step."""
@@ -160,6 +163,15 @@ class Group:
         accumulated = not self._is_deferred or num_microbatches > 1
         dtype = self.formats.gradients if accumulated else self.formats.compute
         return self._reductions(self.placements.gradient, self.placements.optimizer, dtype)
+
+    def update_moves(self) -> list[Move]:
+        """Collectives of Muon's updates, once a step: to whole matrices, and back to rows."""
+        if not self.hidden:
+            return []
+        everywhere, held = (Replicate(), Replicate()), self.placements.optimizer
+        dtype = self.formats.compute
+        back = self._reductions((Partial("sum"), Partial("sum")), held, dtype, dtype)
+        return [*self._gathers(held, everywhere), *back]
 
     @property
     def _active(self) -> list[int]:
@@ -193,9 +205,16 @@ class Group:
         return moves
 
     def _reductions(
-        self, before: Sequence[Placement], after: Sequence[Placement], dtype: torch.dtype
+        self,
+        before: Sequence[Placement],
+        after: Sequence[Placement],
+        dtype: torch.dtype,
+        further: torch.dtype | None = None,
     ) -> list[Move]:
-        """Inner axes first, so that the outer ones carry the smaller part."""
+        """Inner axes first, so that the outer ones carry the smaller part.
+
+        ``further`` is what a first reduction hands to a second one; unset, that of gradients.
+        """
         moves = []
         sharded = [isinstance(kind, Shard) for kind in before]
         for axis in reversed(self._active):
@@ -205,7 +224,7 @@ class Group:
             sharded[axis] = isinstance(after[axis], Shard)
             deed: Deed = "reduce_scatter" if sharded[axis] else "all_reduce"
             moves.append(Move(deed=deed, axis=axis, payload_bytes=payload))
-            dtype = self.formats.reduce  # what a first reduction hands to the second one
+            dtype = further or self.formats.reduce
         return moves
 
     def _numel(self, sharded: Sequence[bool]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 
@@ -21,10 +21,12 @@ def decoder_groups(
     sharding: ShardingSettings,
     topology: Topology,
     formats: Formats,
+    hidden: Collection[str] = (),
 ) -> tuple[Group, ...]:
     """One group for each unit of a part, in the order of forward: outer ones first.
 
-    A table that the first part stands for is a group of its own.
+    A table that the first part stands for is a group of its own. ``hidden`` names what Muon
+    orthogonalizes.
     """
     sizes: dict[Layers, tuple[int, int]] = {
         "dense": (topology.outer, topology.inner),
@@ -41,12 +43,13 @@ def decoder_groups(
             unit=unit,
             layers=kinds[unit],
             layout=GlobalLayout.build(
-                [_part(shape, degrees[kinds[unit]]) for shape in shapes],
+                [_part(shape, degrees[kinds[unit]]) for shape in shapes.values()],
                 math.prod(sizes[kinds[unit]]),
             ),
             placements=placements_for(levels[kinds[unit]].outer, levels[kinds[unit]].inner),
             sizes=sizes[kinds[unit]],
             formats=formats,
+            hidden=frozenset(i for i, name in enumerate(shapes) if name in hidden),
             is_copy=is_copy,
         )
         for unit, shapes, is_copy in owned
@@ -55,7 +58,7 @@ def decoder_groups(
 
 def _owned_shapes(
     config: DecoderConfig, part: Part, units: list[str]
-) -> Iterator[tuple[str, list[torch.Size], bool]]:
+) -> Iterator[tuple[str, dict[str, torch.Size], bool]]:
     """Each unit with the shapes of what it owns: what is beneath it and beneath no inner unit.
 
     The third says whether they are copies.
@@ -68,9 +71,9 @@ def _owned_shapes(
         owned[owner][name] = shape
     for unit, shapes in owned.items():
         if not part.is_first and EMBEDDING in shapes:
-            yield unit, [shapes.pop(EMBEDDING)], True
+            yield unit, {EMBEDDING: shapes.pop(EMBEDDING)}, True
         if shapes:
-            yield unit, list(shapes.values()), False
+            yield unit, shapes, False
 
 
 def _part(shape: torch.Size, degree: int) -> torch.Size:

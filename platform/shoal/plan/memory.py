@@ -87,15 +87,18 @@ def moment_bytes(
 ) -> int:
     """Bytes of the optimizer's state on the rank that stands at ``places`` (by kind of layer).
 
-    AdamW has two moments of ``moments``, SGD with momentum one of the main weights' format. Step
-    counters, one number a parameter, are not counted.
+    AdamW has two moments of ``moments``, Muon one of each matrix inside a layer, SGD with momentum
+    one of the main weights' format. Step counters, one number a parameter, are not counted.
     """
-    if optimizer.kind == "sgd":
-        count, dtype = int(bool(optimizer.momentum)), groups[0].formats.main_weights
-    else:
-        count, dtype = 2, moments
-    held = (rows for group in groups for rows in group.held_rows(places[group.layers]))
-    return count * sum(num_rows * _row_bytes(shape, dtype) for shape, num_rows in held)
+    is_sgd = optimizer.kind == "sgd"
+    dtype = groups[0].formats.main_weights if is_sgd else moments
+    total = 0
+    for group in groups:
+        held = zip(group.layout.shapes, group.held_rows(places[group.layers]), strict=True)
+        for index, (shape, num_rows) in enumerate(held):
+            count = 1 if is_sgd or index in group.hidden else 2
+            total += count * num_rows * _row_bytes(shape, dtype)
+    return 0 if is_sgd and not optimizer.momentum else total
 
 
 def _row_bytes(shape: torch.Size, dtype: torch.dtype) -> int:
@@ -115,21 +118,30 @@ def update_bytes(
 
     AdamW is one fused kernel where weights and moments have one format, after gradients of another
     format were cast, all of them. Everything else takes the parameters bucket by bucket in fp32:
-    AdamW both moments and the new weights, SGD the new weights and a change, with a
-    momentum its new value twice. Moments in 8 bits are made one parameter at a time, by way of
-    several arrays of its size.
+    AdamW both moments and the new weights, SGD the new weights and a change, with a momentum its
+    new value twice. Muon takes the matrices of a unit of the model at a time. Moments in 8 bits are
+    made one parameter at a time, by way of several arrays of its size.
     """
     main, gradients, fp32 = precision.main_weights, precision.main_gradients, torch.float32
     numels = [group.run(group.placements.optimizer) for group in groups]
-    is_adamw = optimizer.kind == "adamw"
-    if is_adamw and main is precision.moments and precision.rounding == "nearest":
+    if optimizer.kind == "adamw" and main is precision.moments and precision.rounding == "nearest":
         return sum(numels) * main.itemsize if gradients is not main else 0
     largest = max(min(held, _largest(group)) for held, group in zip(numels, groups, strict=True))
-    bucket = min(sum(numels), BUCKET_ELEMENTS + largest)
-    copies = 3 if is_adamw else 4 if optimizer.momentum else 2
+    in_buckets = sum(n for n, group in zip(numels, groups, strict=True) if not group.hidden)
+    bucket = min(in_buckets, BUCKET_ELEMENTS + largest)
+    copies = 3 if optimizer.kind != "sgd" else 4 if optimizer.momentum else 2
     copies += (gradients is not fp32) + (main is not fp32)
     coding = _CODING_ARRAYS * largest if precision.moments is torch.uint8 else 0
-    return (copies * bucket + coding) * fp32.itemsize
+    of_matrices = max(map(_matrix_bytes, groups))
+    return max((copies * bucket + coding) * fp32.itemsize, of_matrices)
+
+
+def _matrix_bytes(group: Group) -> int:
+    """Bytes that Muon takes for a unit: rows in fp32, given and new; matrices, given and made."""
+    if not group.hidden:
+        return 0
+    held, itemsize = group.run(group.placements.optimizer), group.formats.compute.itemsize
+    return 2 * FP32_BYTES * held + (2 * group.layout.size + held) * itemsize
 
 
 def _largest(group: Group) -> int:

@@ -225,9 +225,6 @@ def _kept_in_bf16(facts: Facts) -> Iterator[ConfigError]:
 
 def _optimizer(facts: Facts) -> Iterator[ConfigError]:
     optimizer, moments = facts.config.optimizer, facts.config.precision.moments
-    if optimizer.kind == "muon":
-        problem = "Muon is not available in this version"
-        yield ConfigError("optimizer.kind", "muon", problem, "Use adamw or sgd")
     if optimizer.kind == "sgd" and moments != "fp32":
         problem = "SGD keeps its momentum in the format of the main weights"
         remedy = "Leave it out, or set precision.main_weights"

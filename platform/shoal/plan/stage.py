@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from shoal.config import Config, OptimizerSettings
-from shoal.models import DecoderConfig, Part, split_decoder
+from shoal.models import DecoderConfig, Part, matrix_rows, split_decoder
 from shoal.parallel.pipeline import Timeline
 from shoal.parallel.pipeline.links import messages_on_the_way
 from shoal.parallel.pipeline.timeline import in_flight_limit
@@ -180,6 +180,7 @@ def plan_stages(
 ) -> tuple[StagePlan, ...]:
     """Every stage's part of the plan."""
     stages = timeline.stages
+    hidden = matrix_rows(decoder) if config.optimizer.kind == "muon" else ()
     parts = split_decoder(decoder, stages.num_chunks)
     held = [tuple(parts[c] for c in stages.chunks_of(stage)) for stage in range(stages.num_stages)]
     return tuple(
@@ -187,7 +188,7 @@ def plan_stages(
             stage=stage,
             parts=held[stage],
             groups=tuple(
-                decoder_groups(decoder, part, config.sharding, topology, formats)
+                decoder_groups(decoder, part, config.sharding, topology, formats, hidden)
                 for part in held[stage]
             ),
             topology=topology,

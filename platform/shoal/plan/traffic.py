@@ -2,7 +2,8 @@
 
 With M microbatches every unit brings its weights together twice a microbatch (forward, backward)
 where they rest in parts, and once a step where only their optimizer state is in parts; gradients
-are reduced after each microbatch as far as they rest in parts, and the rest of the way once.
+are reduced after each microbatch as far as they rest in parts, and the rest of the way once. Muon
+brings the updates of matrices together, and what it makes of them back, once a step.
 Where ranks share experts, every visit of a layer's tokens to them takes one small all-gather of
 counts, and an all-to-all there and one back; backward takes both ways again, and recomputation
 repeats the forward. The few scalars of the loss and of the gradient's norm are left out.
@@ -26,6 +27,7 @@ from shoal.topology import MESH_AXES, Axis
 What = Literal[
     "weights",
     "gradients",
+    "updates",
     "activations",
     "gradients of activations",
     "keys and values",
@@ -156,3 +158,5 @@ def _moves(group: Group, num_microbatches: int) -> Iterator[tuple[What, int, Mov
         yield "gradients", num_microbatches, move
     for move in group.final_moves(num_microbatches):
         yield "gradients", 1, move
+    for move in group.update_moves():
+        yield "updates", 1, move

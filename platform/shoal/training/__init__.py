@@ -8,7 +8,9 @@ from shoal.training.loop import train
 from shoal.training.loss import StepLosses, StepWeights
 from shoal.training.metrics import MetricsReader, MetricsWriter, StepMetrics
 from shoal.training.moments import Moments
+from shoal.training.muon import Muon
 from shoal.training.optimizer import build_optimizer, set_learning_rate
+from shoal.training.orthogonal import orthogonalized
 from shoal.training.passes import Passes
 from shoal.training.progress import ProgressLine
 from shoal.training.rate import LearningRate
@@ -26,6 +28,7 @@ __all__ = [
     "MetricsReader",
     "MetricsWriter",
     "Moments",
+    "Muon",
     "Nearest",
     "Passes",
     "ProgressLine",
@@ -45,6 +48,7 @@ __all__ = [
     "build_sharded_optimizer",
     "check_resume",
     "fill_model",
+    "orthogonalized",
     "set_learning_rate",
     "starting_point",
     "train",

@@ -26,6 +26,7 @@ from shoal.models import (
     HFWeights,
     initialize,
     load_weights,
+    matrix_rows,
     shard_decoder,
     split_decoder,
 )
@@ -140,8 +141,13 @@ def build_sharded_optimizer(
     config: Config, model: DecoderStage, precision: Precision
 ) -> torch.optim.Optimizer:
     """The optimizer over this rank's rows of ``model``."""
+    is_muon = config.optimizer.kind == "muon"
     optimizer = build_optimizer(
-        config.optimizer, sharded_parameters(model), precision, seed=config.run.seed
+        config.optimizer,
+        sharded_parameters(model),
+        precision,
+        seed=config.run.seed,
+        matrix_rows=matrix_rows(model.config) if is_muon else {},
     )
     fully_shard_optimizer(optimizer, precision_aware=isinstance(optimizer, WideOptimizer))
     return optimizer

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from shoal.config import OptimizerSettings
-from shoal.errors import ConfigError
 from shoal.fsdp import ShardedParameter
 from shoal.plan import Precision
 from shoal.training.adamw import AdamW
 from shoal.training.moments import Moments
+from shoal.training.muon import HIDDEN, Muon
 from shoal.training.rounding import Nearest, Rounding, Stochastic
 from shoal.training.sgd import SGD
 
@@ -23,22 +24,41 @@ def build_optimizer(
     precision: Precision,
     *,
     seed: int,
+    matrix_rows: Mapping[str, int] = MappingProxyType({}),
 ) -> torch.optim.Optimizer:
     """An optimizer over ``local`` of each parameter, decay on matrices only.
 
     A matrix has two or more dimensions in the whole parameter, whatever part of it is held here.
     AdamW runs torch's fused kernel where weights and moments share a dtype and are rounded to
-    nearest, else the room's own. ``seed`` is that of stochastic rounding.
+    nearest, else the room's own.
 
-    Raises ConfigError for a kind that cannot be trained with yet.
+    Args:
+        settings: Kind, rates and decay.
+        parameters: What this rank holds.
+        precision: Formats of weights and moments.
+        seed: That of stochastic rounding.
+        matrix_rows: Which parameters stack matrices of the layers, and of how many rows each is:
+            those that Muon orthogonalizes.
     """
-    if settings.kind == "muon":
-        raise ConfigError("optimizer.kind", "muon", "it is not implemented", "Use adamw or sgd")
-    groups = _groups(parameters, settings.weight_decay)
+    groups = _groups(parameters, settings.weight_decay, matrix_rows)
     is_stochastic = precision.rounding == "stochastic"
     rounding: Rounding = Stochastic(parameters, seed) if is_stochastic else Nearest()
     if settings.kind == "sgd":
-        return SGD(groups, lr=settings.lr, momentum=settings.momentum, rounding=rounding)
+        momentum = settings.momentum_or_default
+        return SGD(groups, lr=settings.lr, momentum=momentum, rounding=rounding)
+    if settings.kind == "muon":
+        return Muon(
+            groups,
+            lr=settings.lr,
+            momentum=settings.momentum_or_default,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            moments=Moments(precision.moments),
+            matrix_rows={p.local: matrix_rows[p.name] for p in parameters if p.name in matrix_rows},
+            compute=precision.compute,
+            rounding=rounding,
+        )
     if precision.main_weights == precision.moments and not is_stochastic:
         return torch.optim.AdamW(
             groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True
@@ -60,10 +80,14 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def _groups(parameters: Sequence[ShardedParameter], weight_decay: float) -> list[dict[str, Any]]:
-    matrices = [parameter.local for parameter in parameters if len(parameter.shape) >= 2]
-    vectors = [parameter.local for parameter in parameters if len(parameter.shape) < 2]
-    groups = [
+def _groups(
+    parameters: Sequence[ShardedParameter], weight_decay: float, hidden: Collection[str]
+) -> list[dict[str, Any]]:
+    inside = [p.local for p in parameters if p.name in hidden]
+    matrices = [p.local for p in parameters if len(p.shape) >= 2 and p.name not in hidden]
+    vectors = [p.local for p in parameters if len(p.shape) < 2]
+    groups: list[dict[str, Any]] = [
+        {"params": inside, "weight_decay": weight_decay, HIDDEN: True},
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]

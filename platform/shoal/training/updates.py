@@ -55,9 +55,12 @@ class WideOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for bucket in _buckets(group["params"]):
-                self._update(bucket, self._count(bucket), group)
+            self._step_group(group)
         return loss
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        for bucket in _buckets(group["params"]):
+            self._update(bucket, self._count(bucket), group)
 
     def _update(
         self, parameters: list[torch.Tensor], steps: list[torch.Tensor], group: dict[str, Any]
