@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from argparse import Namespace
@@ -11,6 +12,22 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from shoal.errors import ConfigError, WorkError
 from shoal.models import (
@@ -158,6 +175,75 @@ def test_a_round_trip_keeps_every_bit(tmp_path: Path, name: str, dtype: torch.dt
     hf = HFWeights(tmp_path / "hf")
     for parameter, tensor in source.tensors.items():
         assert torch.equal(hf.rows(parameter, 0, tensor.shape[0]), tensor.to(dtype))
+
+
+class _Chunks(DefaultSavePlanner):
+    """Saves each tensor in the pieces that two tensor-parallel ranks hold."""
+
+    def create_local_plan(self) -> SavePlan:
+        items = []
+        for key, tensor in self.state_dict.items():
+            # Projections back to the hidden state are split by columns, gate and up rows apart.
+            by_columns = "linear_proj" in key or "linear_fc2" in key
+            axis = max(tensor.ndim - (1 if by_columns else 2), 0)
+            parts = 4 if "linear_fc1.weight" in key else 2
+            step = tensor.shape[axis] // parts if tensor.shape[axis] > parts else tensor.shape[axis]
+            for start in range(0, tensor.shape[axis], step):
+                sizes, offsets = list(tensor.shape), [0] * tensor.ndim
+                sizes[axis], offsets[axis] = min(step, sizes[axis] - start), start
+                chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+                data = TensorWriteData(chunk, TensorProperties(dtype=tensor.dtype), tensor.size())
+                index = MetadataIndex(key, chunk.offsets)
+                items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
+        self.plan = SavePlan(items)
+        return self.plan
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
+        assert write_item.tensor_data is not None
+        chunk = write_item.tensor_data.chunk
+        part: torch.Tensor = self.state_dict[write_item.index.fqn]
+        for axis, (start, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
+            part = part.narrow(axis, start, size)
+        return part.contiguous()
+
+
+def _stacked(weights: MegatronWeights) -> dict[str, torch.Tensor]:
+    """A checkpoint's tensors as they are in the file."""
+    folder = weights.companions
+    assert folder is not None
+    reader = FileSystemReader(folder.parent)
+    stored = reader.read_metadata().state_dict_metadata.items()
+    tensors = {k: torch.empty(v.size) for k, v in stored if isinstance(v, TensorStorageMetadata)}
+    load(tensors, storage_reader=reader, no_dist=True)
+    return tensors
+
+
+@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "layer by layer"])
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_what_many_ranks_saved_is_read_alike(tmp_path: Path, stacked: bool) -> None:
+    config = DecoderConfig.from_hf({**TINY["qwen3"], "num_key_value_heads": 3})
+    write_megatron_folder(tmp_path / "one", config, Drawn(config), dtype=torch.float32)
+    one = MegatronWeights(tmp_path / "one")
+    tensors = _stacked(one)
+    if not stacked:
+        for key in [key for key in tensors if key.startswith("decoder.layers.")]:
+            for layer, part in enumerate(tensors.pop(key)):
+                tensors[key.replace("layers.", f"layers.{layer}.")] = part
+    many = tmp_path / "many" / "iter_0000003"
+    save(
+        tensors,
+        storage_writer=FileSystemWriter(many),
+        planner=_Chunks(flatten_state_dict=False),
+        no_dist=True,
+    )
+    for name in ("metadata.json", "common.pt"):
+        shutil.copy(tmp_path / "one" / "release" / name, many)
+    shutil.copytree(tmp_path / "one" / "release" / "hf", many / "hf")
+    (tmp_path / "many" / "latest_checkpointed_iteration.txt").write_text("3")
+    found = MegatronWeights(tmp_path / "many")
+    for parameter, shape in one.shapes().items():
+        rows = found.rows(parameter, 1, shape[0])
+        assert torch.equal(rows, one.rows(parameter, 1, shape[0])), parameter
 
 
 @pytest.mark.parametrize(

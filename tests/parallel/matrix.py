@@ -29,7 +29,9 @@ from shoal.training import (
 from tests.plan.measured import Measured, bytes_by_kind, calls_of
 from tests.training.tiny import MIXTURE, MODEL
 
-RATE, NUM_STEPS, SEED = 0.1, 3, 7
+NUM_STEPS, SEED = 3, 7
+RATES: dict[str, dict[str, Any]] = {"sgd": {"lr": 0.1}, "adamw": {"lr": 0.01, "eps": 0.01}}
+"""Of AdamW an eps so large that a gradient near zero does not become a step of random sign."""
 
 LEVELS = {"R": "replicate", "O": "optimizer", "G": "gradients", "P": "parameters"}
 PAIRS = ["RR", "RO", "RG", "RP", "OO", "OG", "OP", "GG", "GP", "PP"]
@@ -81,7 +83,8 @@ class Cell:
     microbatches: int = 2
     recompute: str = "none"
     clip: float | None = None
-    """None in most cells: clipping hides a constant factor."""
+    optimizer: str = "sgd"
+    """Plain in most cells: clipping and AdamW hide a constant factor."""
 
     def __str__(self) -> str:
         words = [f"{self.ranks}"]
@@ -93,6 +96,7 @@ class Cell:
         words += [self.model, f"{self.microbatches}x{self.micro_batch}x{self.length}"]
         words += ["recompute"] if self.recompute == "layer" else []
         words += ["clip"] if self.clip else []
+        words += [self.optimizer] if self.optimizer != "sgd" else []
         return "-".join(words)
 
     @property
@@ -140,7 +144,7 @@ class Cell:
                     for kind, pair in (("dense", self.dense), ("expert", self.experts))
                 },
                 "precision": {"compute": "fp32"},
-                "optimizer": {"kind": "sgd", "lr": RATE, "clip": self.clip},
+                "optimizer": {"kind": self.optimizer, "clip": self.clip, **RATES[self.optimizer]},
                 "train": {
                     "steps": NUM_STEPS,
                     "global_batch": self.num_sequences,
@@ -216,7 +220,12 @@ def rows(batch: Batch, start: int, stop: int) -> Batch:
 
 @cache
 def expected(
-    model: str, num_layers: int, length: int, count: int, clip: float | None = None
+    model: str,
+    num_layers: int,
+    length: int,
+    count: int,
+    clip: float | None = None,
+    kind: str = "sgd",
 ) -> Expected:
     """One plain process that sees all sequences of a step at once."""
     hf = {**MODELS[model], "num_hidden_layers": num_layers}
@@ -224,6 +233,12 @@ def expected(
     initialize(decoder, SEED)
     before = {name: value.detach().clone() for name, value in decoder.named_parameters()}
     experts = decoder.config.experts
+    parameters = list(decoder.parameters())
+    optimizer = (
+        torch.optim.SGD(parameters, **RATES[kind])
+        if kind == "sgd"
+        else torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=0.0, **RATES[kind])
+    )
     losses, auxiliary, norms = [], [], []
     for step in range(NUM_STEPS):
         batch = sequences(model, length, count, step)
@@ -238,13 +253,13 @@ def expected(
             total = mean + experts.balance_coefficient * output.auxiliary / count
         decoder.zero_grad()
         total.backward()
-        gradients = {p: p.grad for p in decoder.parameters() if p.grad is not None}
-        squares = [gradient.double().square().sum() for gradient in gradients.values()]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        squares = [gradient.double().square().sum() for gradient in gradients]
         norm = torch.stack(squares).sum().sqrt().item()
-        factor = 1.0 if clip is None else min(clip / (norm + 1e-6), 1.0)
-        with torch.no_grad():
-            for parameter, gradient in gradients.items():
-                parameter.sub_(RATE * factor * gradient)
+        if clip is not None:
+            for gradient in gradients:
+                gradient.mul_(min(clip / (norm + 1e-6), 1.0))
+        optimizer.step()
         losses.append(mean.item())
         auxiliary.append(None if experts is None else output.auxiliary.item() / count)
         norms.append(norm)

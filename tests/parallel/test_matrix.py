@@ -1,6 +1,6 @@
 """Every way to divide a step over ranks gives what one process does, and costs what was planned.
 
-Plain SGD, and in nearly all cells without clipping: Adam and clipping would hide a constant factor.
+In nearly all cells plain SGD without clipping: Adam and clipping would hide a constant factor.
 Weights are compared by how they changed, over three steps.
 """
 
@@ -174,6 +174,14 @@ def _stages() -> Iterator[Cell]:
         )
 
 
+def _adamw() -> Iterator[Cell]:
+    """Whose updates do not show the scale of gradients, but whether each is its own's."""
+    yield Cell(ranks=2, domain=1, dense="RO", experts="PP", model="mixture", optimizer="adamw")
+    yield Cell(ranks=4, domain=2, dense="OP", experts="RG", model="mixed", optimizer="adamw")
+    yield Cell(ranks=4, expert=2, dense="RR", experts="OO", model="mixture", optimizer="adamw")
+    yield Cell(ranks=4, pipeline=2, context=2, dense="RO", model="dense", optimizer="adamw")
+
+
 def _eight() -> Iterator[Cell]:
     """All that divides eight ranks, with levels, models and lengths in turn."""
     pairs, models = cycle(PAIRS), cycle(["mixture", "mixed", "shared"])
@@ -203,7 +211,7 @@ def _eight() -> Iterator[Cell]:
                         )
 
 
-CELLS = [*_one(), *_data(), *_experts(), *_contexts(), *_stages()]
+CELLS = [*_one(), *_data(), *_experts(), *_contexts(), *_stages(), *_adamw()]
 MORE = list(_eight())
 
 
@@ -214,7 +222,14 @@ MORE = list(_eight())
 )
 def test_trains_as_one_process(ranks: RankPool, cell: Cell) -> None:
     outcomes = ranks.run(cell.ranks, train, cell)
-    wanted = expected(cell.model, cell.num_layers, cell.length, cell.num_sequences, cell.clip)
+    wanted = expected(
+        cell.model,
+        cell.num_layers,
+        cell.length,
+        cell.num_sequences,
+        cell.clip,
+        cell.optimizer,
+    )
     _check_reports(cell, outcomes, wanted)
     _check_weights(outcomes, wanted)
     for step in (0, NUM_STEPS - 1):
