@@ -92,3 +92,27 @@ def test_no_overlap_no_split_row_nothing_lost(
                 assert place == layout.offsets[index] + rows.start * row
                 next_row = rows.stop
         assert next_row == shape[0]
+
+
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 200), st.integers(1, 9)), min_size=1, max_size=6),
+    num_ranks=st.integers(1, 7),
+    block_rows=st.sampled_from([2, 32]),
+)
+def test_blocks_of_rows_stay_together(
+    shapes: list[tuple[int, int]], num_ranks: int, block_rows: int
+) -> None:
+    layout = GlobalLayout.build(shapes, num_ranks, block_rows=block_rows)
+    shard = layout.size // num_ranks
+    taken: list[tuple[int, int]] = []
+    for index, shape in enumerate(shapes):
+        held = [layout.rows(index, r * shard, (r + 1) * shard) for r in range(num_ranks)]
+        covered = [row for rows in held for row in range(rows.start, rows.stop)]
+        assert covered == list(range(shape[0]))
+        for rows in held:
+            if rows.stop > rows.start:
+                assert rows.start % block_rows == 0
+                assert rows.stop % block_rows == 0 or rows.stop == shape[0]
+        taken.append((layout.offsets[index], layout.offsets[index] + math.prod(shape)))
+    taken.sort()
+    assert all(end <= start for (_, end), (start, _) in zip(taken, taken[1:], strict=False))

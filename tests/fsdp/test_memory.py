@@ -24,6 +24,7 @@ from shoal.fsdp import (
     sync_weights,
 )
 from shoal.fsdp.inventory import groups_of
+from shoal.fsdp.weights import WeightBuffers
 from tests.fsdp.toys import (
     LADDER,
     P,
@@ -108,7 +109,7 @@ def _allocated(model: nn.Module) -> int:
     storages = {}
     for group in groups_of(model):
         weights, gradients = group.weights, group.gradients
-        assert gradients is not None
+        assert gradients is not None and isinstance(weights, WeightBuffers)
         for buffer in (weights.main, weights.model, weights.whole, gradients.final):
             storage = buffer.data.untyped_storage()
             storages[storage._cdata] = storage.nbytes()
@@ -153,7 +154,7 @@ def _storages(model: nn.Module) -> list[weakref.ref[Any]]:
     found = []
     for group in groups_of(model):
         weights, gradients = group.weights, group.gradients
-        assert gradients is not None
+        assert gradients is not None and isinstance(weights, WeightBuffers)
         for buffer in (weights.main, weights.model, weights.whole, gradients.final):
             found.append(weakref.ref(buffer.data.untyped_storage()))
     return found

@@ -12,11 +12,15 @@ from shoal.errors import ConfigError
 from shoal.models import Bf16Choice, Decoder, DecoderConfig, choose_mxfp8, initialize, split_decoder
 from shoal.models.experts import Experts
 from shoal.models.linear import Linear
-from shoal.models.mxfp8 import matrix_names
+from shoal.models.mxfp8 import check_quantized_gather, matrices
 from tests.models.tiny import TINY
 
 DENSE = DecoderConfig.from_hf(TINY["llama2"])
 SHARED = DecoderConfig.from_hf(TINY["qwen2_moe"])
+
+
+def matrix_names(config: DecoderConfig) -> list[str]:
+    return [matrix.name for matrix in matrices(config)]
 
 
 def meta(config: DecoderConfig, **options: Any) -> Decoder:
@@ -35,6 +39,10 @@ def test_linear_and_expert_layers_are_named(family: str) -> None:
         elif isinstance(module, Linear) and not path.endswith(("lm_head", "shared_expert_gate")):
             expected.append(f"{path}.weight")
     assert sorted(matrix_names(config)) == sorted(expected)
+    for matrix in matrices(config):
+        count = config.experts.num_experts if ".experts." in matrix.name and config.experts else 1
+        shape = decoder.get_parameter(matrix.name).shape
+        assert shape == (count * matrix.rows, matrix.columns)
     assert choose_mxfp8(config, Bf16Choice()) == frozenset(expected)
 
 
@@ -64,15 +72,24 @@ def test_what_cannot_be_kept() -> None:
         choose_mxfp8(DENSE, Bf16Choice(at_start=1, at_end=1))
 
 
+def test_what_cannot_travel_in_mxfp8() -> None:
+    with pytest.raises(ConfigError, match=r"blocks of 32 rows and columns") as caught:
+        check_quantized_gather(SHARED, choose_mxfp8(SHARED, Bf16Choice()))
+    assert (caught.value.field, caught.value.value) == ("precision.parameter_gather", "mxfp8")
+    # What the remedy lists leaves nothing that cannot.
+    patterns = caught.value.remedy.partition("keep_bf16 ")[2].split(", ")
+    with pytest.raises(ConfigError, match=r"all .* kept in bf16"):
+        choose_mxfp8(SHARED, Bf16Choice(patterns=tuple(patterns)))
+
+
 def test_parts_of_a_decoder_have_theirs() -> None:
     chosen = choose_mxfp8(SHARED, Bf16Choice(patterns=("*.0.self_attn",)))
-    found = []
+    found: list[str] = []
     for part in split_decoder(SHARED, 2):
         decoder = meta(SHARED, part=part, mxfp8=chosen)
-        names = {id(parameter): name for name, parameter in decoder.named_parameters()}
-        found += [names[id(parameter)] for parameter in decoder.quantized]
+        found += decoder.mxfp8
     assert sorted(found) == sorted(chosen)
-    assert meta(SHARED).quantized == ()
+    assert meta(SHARED).mxfp8 == ()
 
 
 def test_the_chosen_multiply_in_mxfp8() -> None:

@@ -154,8 +154,8 @@ ROWS: list[tuple[dict[str, Any], str, object, str, str]] = [
         {"precision": {"compute": "bf16", "parameter_gather": "mxfp8"}},
         "precision.parameter_gather",
         "mxfp8",
-        "weights travel in bf16",
-        "Leave it out",
+        "only weights that multiply in MXFP8",
+        "precision.compute to mxfp8",
     ),
     (
         {"precision": {"compute": "mxfp8", "keep_bf16": ["*.mlp", "*.attention"]}},
@@ -170,6 +170,13 @@ ROWS: list[tuple[dict[str, Any], str, object, str, str]] = [
         "mxfp8",
         "all 14 matrices of the model are kept in bf16",
         "Keep fewer",
+    ),
+    (
+        {"precision": {"compute": "mxfp8"}},
+        "precision.parameter_gather",
+        "mxfp8",
+        "model.layers.0.self_attn.q_proj.weight is of 66 x 66; 14 of the 14",
+        "Set it to bf16",
     ),
     (
         {"precision": {"compute": "fp32", "parameter_gather": "bf16"}},
@@ -274,7 +281,8 @@ def test_only_a_complete_checkpoint_can_be_resumed(tmp_path: Path) -> None:
 
 
 def test_mxfp8_is_refused_on_cuda() -> None:
-    refusal = _refusal(config(precision={"compute": "mxfp8"}, cluster={"device": "cuda"}), GPUS)
+    precision = {"compute": "mxfp8", "parameter_gather": "bf16"}
+    refusal = _refusal(config(precision=precision, cluster={"device": "cuda"}), GPUS)
     assert (refusal.field, refusal.value) == ("precision.compute", "mxfp8")
     assert "emulation on CPUs" in refusal.problem and refusal.remedy == "Use bf16"
 

@@ -12,7 +12,14 @@ import pytest
 from shoal.checkpoint import Manifest
 from shoal.training import EventReader, StepMetrics, TrainJob, TrainResult, train
 from tests.ranks import RankFailure, RankPool
-from tests.training.tiny import MIXTURE, MODEL, make_config, make_job, write_text
+from tests.training.tiny import (
+    MIXTURE,
+    MODEL,
+    WHOLE_BLOCKS,
+    make_config,
+    make_job,
+    write_text,
+)
 
 
 def _losses(job: TrainJob) -> list[tuple[int, float, float]]:
@@ -61,6 +68,13 @@ CASES: dict[str, dict[str, Any]] = {
         "model": {"config": {**MIXTURE, "attention_dropout": 0.1}},
         "sharding": {"dense": {"inner": "optimizer"}},
         "precision": {"compute": "fp32", "main_weights": "bf16", "rounding": "stochastic"},
+    },
+    "MXFP8, two ranks that share experts, recomputed": {
+        "cluster": {"workers": 2, "device": "cpu"},
+        "parallel": {"expert": 2},
+        "model": {"config": WHOLE_BLOCKS},
+        "train": {"recompute": "layer", "micro_batch": 2},
+        "precision": {"compute": "mxfp8", "main_weights": "bf16", "keep_bf16": ["*.0.self_attn"]},
     },
 }
 
@@ -160,6 +174,24 @@ def test_a_run_goes_on_at_another_number_of_ranks(tmp_path: Path, ranks: RankPoo
     ):
         assert step == other_step
         assert other == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_run_goes_on_where_weights_travel_otherwise(tmp_path: Path, ranks: RankPool) -> None:
+    """Two ranks whose weights travel in MXFP8, then one in bf16: the very losses of two ranks."""
+    write_text(tmp_path / "text.txt")
+    sections: dict[str, Any] = {
+        "model": {"config": WHOLE_BLOCKS},
+        "cluster": {"workers": 2, "device": "cpu"},
+        "precision": {"compute": "mxfp8"},
+    }
+    straight = _job(tmp_path, "straight", steps=4, **sections)
+    ranks.run(2, _train, straight)
+    begun = _job(tmp_path, "changing", steps=2, **sections)
+    ranks.run(2, _train, begun)
+    sections["cluster"] = {"workers": 1, "device": "cpu"}
+    sections["precision"] = {"compute": "mxfp8", "parameter_gather": "bf16"}
+    ranks.run(1, _train, _job(tmp_path, "changing", steps=4, **sections))
+    assert _losses(begun) == _losses(straight)
 
 
 @pytest.mark.parametrize("exchange", ["gather", "ring"])

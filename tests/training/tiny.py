@@ -33,6 +33,14 @@ MIXTURE: dict[str, Any] = {
     "router_aux_loss_coef": 0.1,
     "output_router_logits": True,
 }
+WHOLE_BLOCKS: dict[str, Any] = {
+    **MIXTURE,
+    "hidden_size": 64,
+    "head_dim": 32,
+    "num_attention_heads": 2,
+    "moe_intermediate_size": 32,
+}
+"""All matrices of 32 by 32 blocks, so that they can travel in MXFP8."""
 
 
 def write_text(path: Path, *, num_bytes: int = 3000, seed: int = 5) -> Path:

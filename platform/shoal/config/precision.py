@@ -18,7 +18,8 @@ class PrecisionSettings(Section):
     ``mxfp8`` multiplies linear and expert layers in MXFP8 and is bf16 in the rest."""
 
     parameter_gather: Literal["bf16", "mxfp8"] | None = None
-    """Format in which sharded parameters travel; unset follows ``compute``."""
+    """Format in which sharded parameters travel; unset follows ``compute``. In ``mxfp8`` travel the
+    matrices that multiply in it, which changes no result."""
 
     main_weights: Literal["fp32", "bf16"] = "fp32"
     """Weights that the optimizer updates."""

@@ -110,6 +110,8 @@ def fully_shard(
     grad_divisor: float = 1.0,
     share: Share | None = None,
     copies: Collection[nn.Parameter] = (),
+    quantized: Collection[nn.Parameter] = (),
+    recomputed: bool = False,
 ) -> None:
     """Shard, in place, the parameters beneath ``module`` that no inner unit owns.
 
@@ -129,6 +131,10 @@ def fully_shard(
             for: here they count in no norm and are nobody's primary. They get buffers of their own,
             laid out like those of a unit that holds nothing else. Whoever holds both sides adds
             their gradients up.
+        quantized: Matrices that travel in MXFP8, for products that quantize along the dimension
+            which they sum over (``shoal.ops.mxfp8_linear``): both sizes multiples of 32, bf16 in
+            compute, on CPUs.
+        recomputed: Whether backward computes the module's forward again; matters to those alone.
 
     Raises:
         ConfigError: where module, mesh, placements or divisor do not fit each other.
@@ -150,13 +156,18 @@ def fully_shard(
             grad_divisor=grad_divisor,
             lanes=construction.schedule.lanes,
             share=share or Share(),
-            is_copy=any(slots[0][0].parameter is copy for copy in copies),
+            is_copy=_is_among(slots[0][0].parameter, copies),
+            is_quantized=_is_among(slots[0][0].parameter, quantized),
         )
-        for slots in partition(owned_parameters(module), copies)
+        for slots in partition(owned_parameters(module), copies, quantized)
     ]
-    unit = Unit(module, groups)
+    unit = Unit(module, groups, recomputed=recomputed)
     construction.schedule.register(unit)
     convert(module, unit, construction.schedule)
+
+
+def _is_among(parameter: nn.Parameter, others: Collection[nn.Parameter]) -> bool:
+    return any(parameter is other for other in others)
 
 
 def _check_module(module: nn.Module, schedule: Schedule) -> None:

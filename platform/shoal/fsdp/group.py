@@ -19,9 +19,12 @@ from shoal.fsdp.lanes import Lanes
 from shoal.fsdp.layout import GlobalLayout
 from shoal.fsdp.placement import Placements, Replicate
 from shoal.fsdp.precision import MixedPrecision
+from shoal.fsdp.quantized import QuantizedWeights, check_quantized
 from shoal.fsdp.share import Share
 from shoal.fsdp.slot import Slot
-from shoal.fsdp.weights import WeightBuffers
+from shoal.fsdp.use import Use
+from shoal.fsdp.weights import WeightBuffers, Weights
+from shoal.ops.mxfp8 import BLOCK
 
 _logger = logging.getLogger(__name__)
 
@@ -62,6 +65,7 @@ class ParameterGroup:
         lanes: Lanes,
         share: Share,
         is_copy: bool = False,
+        is_quantized: bool = False,
     ) -> None:
         originals = [places[0].parameter for places in slots]
         compute_dtype = precision.compute or originals[0].dtype
@@ -70,16 +74,20 @@ class ParameterGroup:
         """Whether ranks of another mesh stand for these parameters."""
         self.placements = placements
         self.share = share
+        if is_quantized:
+            for (slot, *_), original in zip(slots, originals, strict=True):
+                check_quantized(slot.path, original.shape, compute_dtype, grid.device.type)
         self.layout = GlobalLayout.build(
-            [original.shape for original in originals], math.prod(grid.sizes)
+            [original.shape for original in originals],
+            math.prod(grid.sizes),
+            block_rows=BLOCK if is_quantized else 1,
         )
         self._warn_of_padding()
-        self.weights = WeightBuffers(
-            layout=self.layout,
-            grid=grid,
-            placements=placements,
-            main_dtype=precision.main_weights,
-            compute_dtype=compute_dtype,
+        main_dtype, where = precision.main_weights, (self.layout, grid, placements)
+        self.weights: Weights = (
+            QuantizedWeights(*where, main_dtype)
+            if is_quantized
+            else WeightBuffers(*where, main_dtype, compute_dtype)
         )
         self.gradients: GradientBuffers | None = None
         self._format = GradientFormat(
@@ -157,8 +165,8 @@ class ParameterGroup:
                 if self.gradients is None:
                     self.gradients = self._make_gradients()
 
-    def start_gather(self) -> None:
-        """Bring the whole weights on their way, unless they already are."""
+    def start_gather(self, use: Use) -> None:
+        """Bring what ``use`` needs of the weights on its way, unless it already is."""
         if self._gather is not None:
             return
         if not self._filled:
@@ -166,11 +174,11 @@ class ParameterGroup:
                 "Weights that were built on the meta device have no values yet: fill each sharded "
                 "parameter and call sync_weights."
             )
-        self._gather = self._lanes.gather.start(self.weights.gather())
+        self._gather = self._lanes.gather.start(self.weights.gather(use))
 
-    def open(self) -> None:
+    def open(self, use: Use) -> None:
         """Have the whole weights in place and registered."""
-        self.start_gather()
+        self.start_gather(use)
         assert self._gather is not None
         self._gather.finish()
         if not self._installed:

@@ -89,9 +89,7 @@ def bytes_at_rest(model: nn.Module) -> BytesAtRest:
     groups = list(groups_of(model))
     return BytesAtRest(
         main_weights=sum(group.weights.main.nbytes for group in groups),
-        compute_weights=sum(
-            group.weights.model.nbytes for group in groups if not group.weights.aliased
-        ),
+        compute_weights=sum(group.weights.compute_bytes for group in groups),
         gradients=sum(g.gradients.final.nbytes for g in groups if g.gradients is not None),
     )
 

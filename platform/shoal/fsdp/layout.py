@@ -12,8 +12,12 @@ A tensor smaller than a chunk (a fragment) fills a gap that larger ones leave::
                                  28 (1,2)
                                     32 the tail part of the second (4,4) shares the chunk
 
+With blocks of several rows that must stay together, each block counts as a row: of 32 rows where
+these share the scales of MXFP8 (``shoal.fsdp.planes``).
+
 The layout depends on the number of data-parallel ranks, not on which axes are sharded; so moving
-between placements only slices and joins. Algorithm: Megatron-FSDP v2, ``GlobalLayout``.
+between placements only slices and joins. Algorithm: Megatron-FSDP v2, ``GlobalLayout``, with its
+``BlockAtomic``.
 """
 
 from __future__ import annotations
@@ -55,14 +59,18 @@ class GlobalLayout:
     """Elements of the whole buffer, gaps and padding included."""
 
     @classmethod
-    def build(cls, shapes: Sequence[Sequence[int]], num_ranks: int) -> GlobalLayout:
+    def build(
+        cls, shapes: Sequence[Sequence[int]], num_ranks: int, *, block_rows: int = 1
+    ) -> GlobalLayout:
         """Lay out tensors of ``shapes``, in this order, for ``num_ranks`` data-parallel ranks.
+
+        No run of ``block_rows`` rows, counted from the start of each tensor, is ever split.
 
         Raises:
             ConfigError: for a tensor without dimensions or with an empty one.
         """
         whole = tuple(torch.Size(shape) for shape in shapes)
-        offsets, end, chunk = _Packing(whole).offsets()
+        offsets, end, chunk = _Packing(whole, block_rows).offsets()
         return cls(shapes=whole, offsets=offsets, size=_round_up(end, chunk * num_ranks))
 
     def row_numel(self, index: int) -> int:
@@ -109,11 +117,14 @@ def check_rows(field: str, shape: torch.Size) -> None:
 class _Packing:
     """One run of the packing algorithm."""
 
-    def __init__(self, shapes: tuple[torch.Size, ...]) -> None:
+    def __init__(self, shapes: tuple[torch.Size, ...], block_rows: int) -> None:
         for shape in shapes:
             check_rows("parameter", shape)
-        self._numels = [shape.numel() for shape in shapes]
-        self._rows = [_row_numel(shape) for shape in shapes]
+        # A block of rows, also one that the tensor's end cuts short, is to the packing one row.
+        self._rows = [block_rows * _row_numel(shape) for shape in shapes]
+        self._numels = [
+            _round_up(shape.numel(), row) for shape, row in zip(shapes, self._rows, strict=True)
+        ]
         self._chunk = math.lcm(*self._rows)
         self._placed: dict[int, int] = {}
 

@@ -32,17 +32,21 @@ def owned_parameters(module: nn.Module) -> list[tuple[Slot, ...]]:
 
 
 def partition(
-    parameters: list[tuple[Slot, ...]], apart: Collection[nn.Parameter] = ()
+    parameters: list[tuple[Slot, ...]],
+    apart: Collection[nn.Parameter] = (),
+    quantized: Collection[nn.Parameter] = (),
 ) -> list[list[tuple[Slot, ...]]]:
     """Parameters by dtype and by whether they are frozen, in order of appearance.
 
-    Those ``apart`` share no group with others.
+    Those ``apart`` share no group with others, nor do those ``quantized``.
     """
-    identities = {id(parameter) for parameter in apart}
-    groups: dict[tuple[torch.dtype, bool, bool], list[tuple[Slot, ...]]] = {}
+    kinds = {
+        id(parameter): kind for kind, held in enumerate((apart, quantized)) for parameter in held
+    }
+    groups: dict[tuple[torch.dtype, bool, int | None], list[tuple[Slot, ...]]] = {}
     for slots in parameters:
         parameter = slots[0].parameter
-        key = (parameter.dtype, parameter.requires_grad, id(parameter) in identities)
+        key = (parameter.dtype, parameter.requires_grad, kinds.get(id(parameter)))
         groups.setdefault(key, []).append(slots)
     return list(groups.values())
 

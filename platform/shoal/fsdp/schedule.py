@@ -105,7 +105,8 @@ class Schedule:
             if unit.phase is Phase.RESTING:
                 unit.enter(Phase.BACKWARD)
             self._begin_backward()
-            unit.open()
+            unit.open(Phase.BACKWARD)
+            unit.turn(Phase.FORWARD)
             return
         if self._in_backward:
             raise WorkError(
@@ -115,22 +116,25 @@ class Schedule:
         unit.enter(Phase.FORWARD)
         for group in unit.groups:
             group.follow_flags(self._arrival(unit, group))
-        unit.open()
+        unit.open(Phase.FORWARD)
+        unit.turn(Phase.FORWARD)
         self._prefetch_after(unit, Phase.FORWARD)
 
     def after_forward(self, unit: Unit, inputs: object, output: object) -> None:
         """Let the weights go and watch for the unit's backward."""
-        if not _inside_backward():
-            self._leave_forward(unit)
+        self._leave_forward(unit)
         if torch.is_grad_enabled():
             self._watch(unit, inputs, output)
 
     def abort_forward(self, unit: Unit) -> None:
         """Let the weights go after an exception; a recomputation may end early by one."""
-        if not _inside_backward():
-            self._leave_forward(unit)
+        self._leave_forward(unit)
 
     def _leave_forward(self, unit: Unit) -> None:
+        if _inside_backward():
+            if unit.phase is Phase.BACKWARD:
+                unit.turn(Phase.BACKWARD)
+            return
         unit.rest()
         for reference in self._below.get(unit, []):
             other = reference()
@@ -141,7 +145,7 @@ class Schedule:
         reference = self._next[phase].get(unit)
         following = reference() if reference is not None else None
         if following is not None and self._overlap:
-            following.prefetch()
+            following.prefetch(phase)
 
     def _watch(self, unit: Unit, inputs: object, output: object) -> None:
         outputs = list(tensors_in(output))
@@ -185,7 +189,8 @@ class Schedule:
             return
         unit.enter(Phase.BACKWARD)
         unit.awaits_inputs = waits
-        unit.open()
+        unit.open(Phase.BACKWARD)
+        unit.turn(Phase.BACKWARD)
         self._prefetch_after(unit, Phase.BACKWARD)
 
     def _begin_backward(self) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from shoal.errors import WorkError
 from shoal.fsdp.group import ParameterGroup
+from shoal.fsdp.use import Use
 
 _UNIT_ATTRIBUTE = "_shoal_unit"
 
@@ -33,8 +34,12 @@ class Unit:
     freed together with the module.
     """
 
-    def __init__(self, module: nn.Module, groups: Sequence[ParameterGroup]) -> None:
+    def __init__(
+        self, module: nn.Module, groups: Sequence[ParameterGroup], *, recomputed: bool = False
+    ) -> None:
+        """``recomputed`` says that backward computes the module's forward again."""
         self._module = weakref.ref(module)
+        self._backward = Use.RECOMPUTED if recomputed else Use.BACKWARD
         self.groups = tuple(groups)
         self.name = type(module).__name__
         self.phase = Phase.RESTING
@@ -84,16 +89,24 @@ class Unit:
             )
         self.phase = phase
 
-    def prefetch(self) -> None:
-        """Bring the weights on their way."""
+    def prefetch(self, phase: Phase) -> None:
+        """Bring the weights for a phase on their way."""
         for group in self.groups:
-            group.start_gather()
+            group.start_gather(self._use(phase))
 
-    def open(self) -> None:
-        """Have the weights in place and registered; all groups travel at once."""
-        self.prefetch()
+    def open(self, phase: Phase) -> None:
+        """Have the weights for a phase in place and registered; all groups travel at once."""
+        self.prefetch(phase)
         for group in self.groups:
-            group.open()
+            group.open(self._use(phase))
+
+    def turn(self, phase: Phase) -> None:
+        """Have open weights fit for the products of a phase."""
+        for group in self.groups:
+            group.weights.turn(Use.FORWARD if phase is Phase.FORWARD else Use.BACKWARD)
+
+    def _use(self, phase: Phase) -> Use:
+        return Use.FORWARD if phase is Phase.FORWARD else self._backward
 
     def rest(self) -> None:
         """End forward or backward: let the weights go."""

@@ -8,7 +8,7 @@ from shoal.models.importing import import_model
 from shoal.models.initialization import InitialWeights, initialize
 from shoal.models.matrices import matrix_rows
 from shoal.models.megatron import MegatronWeights, write_megatron_folder
-from shoal.models.mxfp8 import Bf16Choice, choose_mxfp8
+from shoal.models.mxfp8 import Bf16Choice, check_quantized_gather, choose_mxfp8
 from shoal.models.names import ExpertLayout, parameter_shapes
 from shoal.models.part import Part, split_decoder
 from shoal.models.sharding import ShardedUnit, decoder_units, shard_decoder
@@ -32,6 +32,7 @@ __all__ = [
     "Part",
     "ShardedUnit",
     "WeightSource",
+    "check_quantized_gather",
     "choose_mxfp8",
     "decoder_units",
     "import_model",

@@ -118,8 +118,9 @@ class Decoder(nn.Module):
             if config.tie_word_embeddings:
                 assert self.model.embed_tokens is not None
                 self.lm_head.weight = self.model.embed_tokens.weight
-        self._mxfp8 = tuple(name for name, _ in self.named_parameters() if name in mxfp8)
-        for name in self._mxfp8:
+        self.mxfp8 = tuple(name for name, _ in self.named_parameters() if name in mxfp8)
+        """Parameters that multiply in MXFP8."""
+        for name in self.mxfp8:
             self._use_mxfp8(name)
 
     def _use_mxfp8(self, parameter: str) -> None:
@@ -130,11 +131,6 @@ class Decoder(nn.Module):
         else:
             assert isinstance(module, Linear)
             module.use_mxfp8()
-
-    @property
-    def quantized(self) -> tuple[nn.Parameter, ...]:
-        """The parameters that multiply in MXFP8."""
-        return tuple(self.get_parameter(name) for name in self._mxfp8)
 
     @property
     def copies(self) -> tuple[nn.Parameter, ...]:

@@ -6,12 +6,13 @@ norms, embedding, output head and the shared expert's gate never do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from shoal.errors import ConfigError
 from shoal.models.config import DecoderConfig
+from shoal.ops.mxfp8 import BLOCK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,19 +29,48 @@ class Bf16Choice:
     """Names of modules or parameters, with ``*`` and ``?``; what is beneath stays in bf16 too."""
 
 
-def matrix_names(config: DecoderConfig) -> Iterator[str]:
-    """Every matrix of the whole decoder that could multiply in MXFP8, by its parameter's name."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Matrix:
+    """A parameter that can multiply in MXFP8."""
+
+    name: str
+    """Of the parameter."""
+
+    rows: int
+    """Of one matrix; the routed experts' are stacked."""
+
+    columns: int
+    """Of one matrix."""
+
+
+def matrices(config: DecoderConfig) -> Iterator[Matrix]:
+    """Every parameter of the whole decoder that can multiply in MXFP8."""
     for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}"
-        yield from (f"{prefix}.self_attn.{kind}_proj.weight" for kind in "qkvo")
-        mlp: str | None = f"{prefix}.mlp"
-        if config.sparse_layers[layer]:
-            assert config.experts is not None
-            yield from (f"{mlp}.experts.{kind}_proj" for kind in ("gate_up", "down"))
-            is_shared = config.experts.shared_intermediate_size is not None
-            mlp = f"{mlp}.shared_expert" if is_shared else None
-        if mlp is not None:
-            yield from (f"{mlp}.{kind}_proj.weight" for kind in ("gate", "up", "down"))
+        yield from layer_matrices(config, layer)
+
+
+def layer_matrices(config: DecoderConfig, layer: int) -> Iterator[Matrix]:
+    """Those of one layer."""
+    hidden, experts, prefix = config.hidden_size, config.experts, f"model.layers.{layer}"
+    queries, keys = (n * config.head_dim for n in (config.num_heads, config.num_key_value_heads))
+    for kind, width in (("q", queries), ("k", keys), ("v", keys)):
+        yield Matrix(name=f"{prefix}.self_attn.{kind}_proj.weight", rows=width, columns=hidden)
+    yield Matrix(name=f"{prefix}.self_attn.o_proj.weight", rows=hidden, columns=queries)
+    if not config.sparse_layers[layer]:
+        yield from _mlp(f"{prefix}.mlp", hidden, config.intermediate_size)
+        return
+    assert experts is not None
+    path, width = f"{prefix}.mlp.experts", experts.intermediate_size
+    yield Matrix(name=f"{path}.gate_up_proj", rows=2 * width, columns=hidden)
+    yield Matrix(name=f"{path}.down_proj", rows=hidden, columns=width)
+    if experts.shared_intermediate_size is not None:
+        yield from _mlp(f"{prefix}.mlp.shared_expert", hidden, experts.shared_intermediate_size)
+
+
+def _mlp(path: str, hidden: int, width: int) -> Iterator[Matrix]:
+    for kind in ("gate", "up"):
+        yield Matrix(name=f"{path}.{kind}_proj.weight", rows=width, columns=hidden)
+    yield Matrix(name=f"{path}.down_proj.weight", rows=hidden, columns=width)
 
 
 def choose_mxfp8(config: DecoderConfig, bf16: Bf16Choice) -> frozenset[str]:
@@ -49,7 +79,7 @@ def choose_mxfp8(config: DecoderConfig, bf16: Bf16Choice) -> frozenset[str]:
     Raises:
         ConfigError: for a pattern that names none of them, and where none is left.
     """
-    names = list(matrix_names(config))
+    names = [matrix.name for matrix in matrices(config)]
     for pattern in bf16.patterns:
         if not any(_is_named(name, pattern) for name in names):
             raise ConfigError(
@@ -75,6 +105,26 @@ def choose_mxfp8(config: DecoderConfig, bf16: Bf16Choice) -> frozenset[str]:
             "Keep fewer, or set it to bf16",
         )
     return chosen
+
+
+def check_quantized_gather(config: DecoderConfig, names: Collection[str]) -> None:
+    """Raise ``ConfigError`` unless the parameters ``names`` are whole blocks in both directions.
+
+    Inside a product the last block is filled up with zeros; weights on their way have no room for
+    them, and a block cannot hold parts of two experts.
+    """
+    odd = [m for m in matrices(config) if m.name in names and (m.rows % BLOCK or m.columns % BLOCK)]
+    if odd:
+        kinds = {matrix.name.rpartition(".layers.")[2].partition(".")[2] for matrix in odd}
+        raise ConfigError(
+            "precision.parameter_gather",
+            "mxfp8",
+            f"weights travel in blocks of {BLOCK} rows and columns, and {odd[0].name} is of "
+            f"{odd[0].rows} x {odd[0].columns}; {len(odd)} of the {len(names)} parameters that "
+            "multiply in MXFP8 are no whole blocks",
+            "Set it to bf16, which changes no result, or list in precision.keep_bf16 "
+            + ", ".join(f"*.{kind}" for kind in sorted(kinds)),
+        )
 
 
 def _is_named(name: str, pattern: str) -> bool:

@@ -31,6 +31,7 @@ from shoal.fsdp import (
 from shoal.models.config import DecoderConfig
 from shoal.models.decoder import Decoder
 from shoal.models.experts import Experts
+from shoal.models.mxfp8 import check_quantized_gather
 from shoal.models.part import Part
 from shoal.parallel.expert import ExpertExchange
 from shoal.topology import Meshes
@@ -65,16 +66,23 @@ def shard_decoder(
     device: torch.device | str,
     *,
     communicators: CommunicatorFactory = communicator_for,
+    quantized_gather: bool = False,
 ) -> Schedule:
     """Shard a decoder in place; the result serves ``microbatch``.
 
     ``dense`` and ``expert`` place the units of the two meshes. A decoder on the meta device gets
     buffers without values on ``device``: fill them by ``initialize`` or ``load_weights``.
-    ``communicators`` makes what collectives pass through.
+    ``communicators`` makes what collectives pass through. With ``quantized_gather`` matrices that
+    multiply in MXFP8 travel in it too.
 
-    Raises ``ConfigError`` for experts that do not divide among the ranks of ``meshes``.
+    Raises ``ConfigError`` for experts that do not divide among the ranks of ``meshes``, and for
+    matrices that cannot travel in MXFP8.
     """
     share = _share_experts(decoder, meshes, torch.device(device), communicators)
+    quantized = []
+    if quantized_gather:
+        check_quantized_gather(decoder.config, decoder.mxfp8)
+        quantized = [decoder.get_parameter(name) for name in decoder.mxfp8]
     with fully_shard_context(device, communicators=communicators) as context:
         for unit in decoder_units(decoder.config, decoder.part):
             fully_shard(
@@ -85,6 +93,8 @@ def shard_decoder(
                 grad_divisor=share.count if unit.expert else 1,
                 share=share if unit.expert else None,
                 copies=() if unit.path else decoder.copies,
+                quantized=quantized,
+                recomputed=decoder.recompute == "layer" and bool(unit.path),
             )
     return context
 

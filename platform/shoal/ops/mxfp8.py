@@ -17,6 +17,8 @@ infinite one or none at all makes its whole block not a number, with the exponen
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch.nn import functional
 
@@ -32,7 +34,7 @@ LIMIT = 448.0 * 2.0**119
 _NO_NUMBER = 255
 """The exponent of blocks that are not numbers."""
 
-_PIECE = 1 << 18
+PIECE = 1 << 18
 """Elements that are quantized at a time, which bounds the scratch memory."""
 
 
@@ -68,13 +70,23 @@ def rounded(matrix: torch.Tensor, dim: int) -> torch.Tensor:
     along_rows = dim % 2 == 0
     shape = (rows + -rows % BLOCK, columns) if along_rows else (rows, columns + -columns % BLOCK)
     result = torch.empty(shape, dtype=torch.bfloat16, device=matrix.device)
-    step = max(_PIECE // max(columns, 1) // BLOCK, 1) * BLOCK
-    for start in range(0, rows, step):
-        piece = matrix[start : start + step]
+    for place in pieces(matrix):
+        piece = matrix[place]
         padding = (0, 0, 0, -piece.shape[0] % BLOCK) if along_rows else (0, -columns % BLOCK)
         piece = functional.pad(piece, padding) if any(padding) else piece
-        result[start : start + piece.shape[0]] = dequantize(*quantize(piece, dim), dim)
+        result[place.start : place.start + piece.shape[0]] = dequantize(*quantize(piece, dim), dim)
     return result
+
+
+def pieces(matrix: torch.Tensor) -> Iterator[slice]:
+    """Rows of a matrix in whole blocks, so few at a time that quantizing them takes little memory.
+
+    The last block may be cut short.
+    """
+    rows, columns = matrix.shape
+    step = max(PIECE // max(columns, 1) // BLOCK, 1) * BLOCK
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
 
 
 def _exponents(most: torch.Tensor) -> torch.Tensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from shoal.fsdp import GlobalLayout, Partial, Placement, Placements, Replicate, Shard
+from shoal.ops.mxfp8 import BLOCK
 
 Layers = Literal["dense", "expert"]
 Deed = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
@@ -60,6 +61,12 @@ class Group:
     is_copy: bool = False
     """Whether another stage holds the same parameters and stands for them."""
 
+    is_quantized: bool = False
+    """Whether they travel in MXFP8, in planes for forward and for backward."""
+
+    is_recomputed: bool = False
+    """Whether backward computes the forward again, and so takes both."""
+
     def run(self, placements: Sequence[Placement]) -> int:
         """Elements that one rank holds under ``placements``; every rank holds as many."""
         sharded = zip(placements, self.sizes, strict=True)
@@ -77,20 +84,45 @@ class Group:
     @property
     def is_aliased(self) -> bool:
         """Whether compute uses the main weights themselves."""
+        if self.is_quantized:
+            return False
         same_place = self.run(self.placements.parameter) == self.run(self.placements.optimizer)
         return same_place and self.formats.main_weights is self.formats.compute
 
     @property
     def compute_weight_bytes(self) -> int:
         """Bytes of the weights for compute between their uses."""
-        resting = self.run(self.placements.parameter) * self.formats.compute.itemsize
-        return 0 if self.is_aliased else resting
+        numel = self.run(self.placements.parameter)
+        if self.is_quantized:
+            return 2 * plane_bytes(numel)
+        return 0 if self.is_aliased else numel * self.formats.compute.itemsize
 
     @property
     def whole_weight_bytes(self) -> int:
-        """Bytes of the gathered weights, which live only while in use; 0 where they rest whole."""
-        rest_whole = self.run(self.placements.parameter) == self.layout.size
-        return 0 if rest_whole else self.layout.size * self.formats.compute.itemsize
+        """Bytes of the gathered weights, which live only while in use; 0 where they rest whole.
+
+        Of those that travel in MXFP8 what products see, and for a second forward the planes too.
+        """
+        whole = self.layout.size * self.formats.compute.itemsize
+        if self.is_quantized:
+            return whole + (self.arriving_bytes if self.is_recomputed else 0)
+        return 0 if self._rest_whole else whole
+
+    @property
+    def arriving_bytes(self) -> int:
+        """Bytes of the weights on their way to a backward; 0 where they rest whole."""
+        if not self.is_quantized:
+            return self.whole_weight_bytes
+        return 0 if self._rest_whole else self._num_planes * plane_bytes(self.layout.size)
+
+    @property
+    def _rest_whole(self) -> bool:
+        return self.run(self.placements.parameter) == self.layout.size
+
+    @property
+    def _num_planes(self) -> int:
+        """Planes that a backward takes."""
+        return 2 if self.is_recomputed else 1
 
     @property
     def gradient_bytes(self) -> int:
@@ -143,11 +175,17 @@ class Group:
         if self.is_aliased:
             return []
         before, after = self.placements.optimizer, self.placements.parameter
-        return self._gathers(before, after)
+        return self._weight_gathers(before, after, num_planes=2)
 
-    def gather_moves(self) -> list[Move]:
-        """Collectives of each use of the weights, twice a microbatch."""
-        return self._gathers(self.placements.parameter, (Replicate(), Replicate()))
+    def forward_moves(self) -> list[Move]:
+        """Collectives of the weights for a forward, once a microbatch."""
+        whole = (Replicate(), Replicate())
+        return self._weight_gathers(self.placements.parameter, whole, num_planes=1)
+
+    def backward_moves(self) -> list[Move]:
+        """Collectives of the weights for a backward, once a microbatch."""
+        whole = (Replicate(), Replicate())
+        return self._weight_gathers(self.placements.parameter, whole, num_planes=self._num_planes)
 
     def microbatch_moves(self) -> list[Move]:
         """Collectives of the gradients after each microbatch."""
@@ -192,6 +230,19 @@ class Group:
             isinstance(gradient[axis], Partial) for axis in self._active
         )
 
+    def _weight_gathers(
+        self, before: Sequence[Placement], after: Sequence[Placement], *, num_planes: int
+    ) -> list[Move]:
+        """Collectives of weights in the format in which they travel; each plane on its own."""
+        moves = self._gathers(before, after)
+        if not self.is_quantized:
+            return moves
+        itemsize = self.formats.compute.itemsize
+        return num_planes * [
+            replace(move, payload_bytes=plane_bytes(move.payload_bytes // itemsize))
+            for move in moves
+        ]
+
     def _gathers(self, before: Sequence[Placement], after: Sequence[Placement]) -> list[Move]:
         """Outer axes first, so that the inner one ends in the whole run."""
         moves = []
@@ -230,3 +281,8 @@ class Group:
     def _numel(self, sharded: Sequence[bool]) -> int:
         pairs = zip(sharded, self.sizes, strict=True)
         return self.layout.size // math.prod(size for split, size in pairs if split)
+
+
+def plane_bytes(numel: int) -> int:
+    """Bytes of ``numel`` elements in one plane of MXFP8: whole blocks."""
+    return numel // BLOCK * (BLOCK + 1)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator
+from typing import Literal
 
 import torch
 
 from shoal.config import ShardingSettings
 from shoal.fsdp import GlobalLayout, placements_for
 from shoal.models import EMBEDDING, DecoderConfig, Part, decoder_units, parameter_shapes
+from shoal.ops.mxfp8 import BLOCK
 from shoal.plan.group import Formats, Group, Layers
 from shoal.topology import Topology
+
+_Held = Literal["own", "copies", "quantized"]
+"""What sets a group apart from the others of its unit."""
 
 
 def decoder_groups(
@@ -22,11 +27,14 @@ def decoder_groups(
     topology: Topology,
     formats: Formats,
     hidden: Collection[str] = (),
+    *,
+    quantized: Collection[str] = (),
+    recompute: bool = False,
 ) -> tuple[Group, ...]:
     """One group for each unit of a part, in the order of forward: outer ones first.
 
-    A table that the first part stands for is a group of its own. ``hidden`` names what Muon
-    orthogonalizes.
+    A table that the first part stands for is a group of its own, and so are a unit's parameters
+    among those ``quantized``, which travel in MXFP8. ``hidden`` names what Muon orthogonalizes.
     """
     sizes: dict[Layers, tuple[int, int]] = {
         "dense": (topology.outer, topology.inner),
@@ -37,7 +45,7 @@ def decoder_groups(
     kinds: dict[str, Layers] = {
         unit.path: "expert" if unit.expert else "dense" for unit in decoder_units(config, part)
     }
-    owned = _owned_shapes(config, part, sorted(kinds, key=_place))
+    owned = _owned_shapes(config, part, sorted(kinds, key=_place), quantized)
     return tuple(
         Group(
             unit=unit,
@@ -45,24 +53,24 @@ def decoder_groups(
             layout=GlobalLayout.build(
                 [_part(shape, degrees[kinds[unit]]) for shape in shapes.values()],
                 math.prod(sizes[kinds[unit]]),
+                block_rows=BLOCK if kind == "quantized" else 1,
             ),
             placements=placements_for(levels[kinds[unit]].outer, levels[kinds[unit]].inner),
             sizes=sizes[kinds[unit]],
             formats=formats,
             hidden=frozenset(i for i, name in enumerate(shapes) if name in hidden),
-            is_copy=is_copy,
+            is_copy=kind == "copies",
+            is_quantized=kind == "quantized",
+            is_recomputed=recompute and bool(unit),
         )
-        for unit, shapes, is_copy in owned
+        for unit, kind, shapes in owned
     )
 
 
 def _owned_shapes(
-    config: DecoderConfig, part: Part, units: list[str]
-) -> Iterator[tuple[str, dict[str, torch.Size], bool]]:
-    """Each unit with the shapes of what it owns: what is beneath it and beneath no inner unit.
-
-    The third says whether they are copies.
-    """
+    config: DecoderConfig, part: Part, units: list[str], quantized: Collection[str]
+) -> Iterator[tuple[str, _Held, dict[str, torch.Size]]]:
+    """Each unit with the shapes of what it owns: what is beneath it and beneath no inner unit."""
     owned: dict[str, dict[str, torch.Size]] = {unit: {} for unit in units}
     for name, shape in parameter_shapes(config, part).items():
         owner = name
@@ -71,9 +79,12 @@ def _owned_shapes(
         owned[owner][name] = shape
     for unit, shapes in owned.items():
         if not part.is_first and EMBEDDING in shapes:
-            yield unit, {EMBEDDING: shapes.pop(EMBEDDING)}, True
+            yield unit, "copies", {EMBEDDING: shapes.pop(EMBEDDING)}
+        apart = {name: shapes.pop(name) for name in list(shapes) if name in quantized}
+        if apart:
+            yield unit, "quantized", apart
         if shapes:
-            yield unit, shapes, False
+            yield unit, "own", shapes
 
 
 def _part(shape: torch.Size, degree: int) -> torch.Size:

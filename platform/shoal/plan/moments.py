@@ -32,6 +32,7 @@ from shoal.plan.backward import (
 )
 from shoal.plan.group import Group
 from shoal.plan.memory import Kind
+from shoal.plan.mxfp8 import Scratch
 
 Moment = dict[Kind, int]
 """Bytes of the kinds that come and go in a step."""
@@ -50,8 +51,8 @@ class LayerMemory:
     attention: int
     """Bytes while its attention is, less what its MLP had kept."""
 
-    groups: tuple[Group, ...]
-    """Its own unit, then that of its experts."""
+    units: tuple[tuple[Group, ...], ...]
+    """The groups of its own unit, then those of its experts'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +74,14 @@ class PartMemory:
     """Keys and values of others in a layer's backward."""
     expert_bytes: int
     """Rows on their way to experts of other ranks."""
+    scratch: Scratch
+    """What products in MXFP8 take."""
 
     def moments(self, in_flight: int) -> Iterator[Moment]:
         """Every moment of a backward that begins with ``in_flight`` bytes of activations."""
         roots, layers = self._units()
         root = _Held.of(roots, self.num_microbatches)
-        first = _Held.of(layers[-1].groups[:1], self.num_microbatches)
+        first = _Held.of(layers[-1].units[0], self.num_microbatches)
         if self.part.is_last:
             yield from self._of_head(in_flight, root, first)
             in_flight -= self.num_tokens * self.kernels.norm(self.decoder.hidden_size)
@@ -87,9 +90,9 @@ class PartMemory:
         reducing = 0
         for number in reversed(range(len(layers))):
             layer = layers[number]
-            own, *experts = (_Held.of((g,), self.num_microbatches) for g in layer.groups)
-            following = layers[number - 1].groups[:1] if number else ()
-            after = sum(group.whole_weight_bytes for group in following)
+            own, *experts = (_Held.of(unit, self.num_microbatches) for unit in layer.units)
+            following = layers[number - 1].units[0] if number else ()
+            after = sum(group.arriving_bytes for group in following)
             whole, collected = root.whole + own.whole + after, root.collected + own.collected
             kept = in_flight + layer.again
             last = experts[-1] if experts else own
@@ -142,17 +145,17 @@ class PartMemory:
 
     def _units(self) -> tuple[tuple[Group, ...], list[LayerMemory]]:
         """The root's groups, and each layer's memory in the order of forward."""
-        layers: dict[str, list[Group]] = {}
-        roots = []
+        units: dict[str, list[Group]] = {}
         for group in self.groups:
-            if not group.unit:
-                roots.append(group)
-            else:
-                layers.setdefault(group.unit.removesuffix(".mlp.experts"), []).append(group)
+            units.setdefault(group.unit, []).append(group)
+        roots = tuple(units.pop("", ()))
+        layers: dict[str, list[tuple[Group, ...]]] = {}
+        for unit, groups in units.items():
+            layers.setdefault(unit.removesuffix(".mlp.experts"), []).append(tuple(groups))
         pairs = zip(self.part.layers, layers.values(), strict=True)
-        return tuple(roots), [self._layer(layer, tuple(groups)) for layer, groups in pairs]
+        return roots, [self._layer(layer, tuple(held)) for layer, held in pairs]
 
-    def _layer(self, layer: int, groups: tuple[Group, ...]) -> LayerMemory:
+    def _layer(self, layer: int, units: tuple[tuple[Group, ...], ...]) -> LayerMemory:
         shape = (self.decoder, layer, self.kernels, self.num_tokens)
         whole = layer_bytes(*shape)
         is_input_shared = self.kernels.fused_norm or self.kernels.element_bytes == FP32_BYTES
@@ -165,9 +168,9 @@ class PartMemory:
         return LayerMemory(
             kept=self._hidden if self.recompute else whole,
             again=whole - is_input_shared * self._hidden if self.recompute else 0,
-            mlp=mlp_backward_bytes(*shape),
-            attention=attention - mlp_bytes(*shape),
-            groups=groups,
+            mlp=mlp_backward_bytes(*shape) + self.scratch.mlp(layer),
+            attention=attention - mlp_bytes(*shape) + self.scratch.attention(layer),
+            units=units,
         )
 
 

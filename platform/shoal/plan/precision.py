@@ -43,6 +43,9 @@ class Precision:
     mxfp8: bool = False
     """Whether linear and expert layers multiply in MXFP8, and the rest in ``compute``."""
 
+    mxfp8_gather: bool = False
+    """Whether the weights of those layers travel in MXFP8 too."""
+
     reason: str
     """Why ``compute`` is what it is, as a clause for the user."""
 
@@ -75,14 +78,18 @@ def resolve_precision(config: Config, machine: Machine | None = None) -> Precisi
         compute, reason = _automatic(resolve_device(config, machine), machine)
     elif settings.compute == "mxfp8":
         _check_mxfp8(resolve_device(config, machine))
-        compute, reason = torch.bfloat16, "linear and expert layers in mxfp8, as asked"
+        travel = settings.parameter_gather or "mxfp8"
+        reason = f"linear and expert layers in mxfp8, as asked; their weights travel in {travel}"
+        compute = torch.bfloat16
     else:
         compute, reason = DTYPES[settings.compute], "as asked"
     gather = settings.parameter_gather
-    if gather == "mxfp8":
-        problem = "weights travel in bf16 in this version, also for products in MXFP8"
-        raise ConfigError("precision.parameter_gather", gather, problem, "Leave it out")
-    if gather is not None and DTYPES[gather] is not compute:
+    mxfp8 = settings.compute == "mxfp8"
+    if gather == "mxfp8" and not mxfp8:
+        problem = "only weights that multiply in MXFP8 can travel in it"
+        remedy = "Leave it out, or set precision.compute to mxfp8"
+        raise ConfigError("precision.parameter_gather", gather, problem, remedy)
+    if gather == "bf16" and compute is not torch.bfloat16:
         problem = "weights travel in the format of compute, which is fp32"
         remedy = "Leave it out, or set precision.compute to bf16"
         raise ConfigError("precision.parameter_gather", gather, problem, remedy)
@@ -93,7 +100,8 @@ def resolve_precision(config: Config, machine: Machine | None = None) -> Precisi
         main_gradients=DTYPES[settings.main_gradients],
         reduce=DTYPES[settings.reduce],
         moments=MOMENT_DTYPES[settings.moments],
-        mxfp8=settings.compute == "mxfp8",
+        mxfp8=mxfp8,
+        mxfp8_gather=mxfp8 and gather != "bf16",
         reason=reason,
     )
 

@@ -20,6 +20,7 @@ from shoal.plan.groups import decoder_groups
 from shoal.plan.memory import Kind, update_bytes
 from shoal.plan.messages import boundary_sizes, stage_messages, tied_message
 from shoal.plan.moments import Moment, PartMemory
+from shoal.plan.mxfp8 import Scratch, mxfp8_parameters
 from shoal.plan.precision import Precision
 from shoal.plan.traffic import Traffic, expert_traffic, step_traffic
 from shoal.topology import Topology
@@ -47,6 +48,9 @@ class StagePlan:
 
     optimizer: OptimizerSettings
     precision: Precision
+
+    mxfp8: frozenset[str]
+    """Parameters that multiply in MXFP8."""
 
     @property
     def every_group(self) -> tuple[Group, ...]:
@@ -127,6 +131,12 @@ class StagePlan:
             shares_sequences=self.topology.context > 1,
             kv_bytes=self.context.exchange_bytes,
             expert_bytes=experts,
+            scratch=Scratch(
+                decoder=self.decoder,
+                chosen=self.mxfp8,
+                num_tokens=self._tokens,
+                num_sharing=self.topology.expert,
+            ),
         )
 
     @property
@@ -183,12 +193,23 @@ def plan_stages(
     hidden = matrix_rows(decoder) if config.optimizer.kind == "muon" else ()
     parts = split_decoder(decoder, stages.num_chunks)
     held = [tuple(parts[c] for c in stages.chunks_of(stage)) for stage in range(stages.num_stages)]
+    mxfp8, recompute = mxfp8_parameters(config, decoder), config.train.recompute == "layer"
+    quantized = mxfp8 if precision.mxfp8_gather else frozenset()
     return tuple(
         StagePlan(
             stage=stage,
             parts=held[stage],
             groups=tuple(
-                decoder_groups(decoder, part, config.sharding, topology, formats, hidden)
+                decoder_groups(
+                    decoder,
+                    part,
+                    config.sharding,
+                    topology,
+                    formats,
+                    hidden,
+                    quantized=quantized,
+                    recompute=recompute,
+                )
                 for part in held[stage]
             ),
             topology=topology,
@@ -205,9 +226,10 @@ def plan_stages(
                 parts=held[stage],
             ),
             kernels=kernels,
-            recompute=config.train.recompute == "layer",
+            recompute=recompute,
             optimizer=config.optimizer,
             precision=precision,
+            mxfp8=mxfp8,
         )
         for stage in range(stages.num_stages)
     )

@@ -152,8 +152,8 @@ def _moves(group: Group, num_microbatches: int) -> Iterator[tuple[What, int, Mov
     """What moves, how often in a step, and the collective."""
     for move in group.refresh_moves():
         yield "weights", 1, move
-    for move in group.gather_moves():
-        yield "weights", 2 * num_microbatches, move
+    for move in (*group.forward_moves(), *group.backward_moves()):
+        yield "weights", num_microbatches, move
     for move in group.microbatch_moves():
         yield "gradients", num_microbatches, move
     for move in group.final_moves(num_microbatches):

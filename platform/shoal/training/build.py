@@ -114,6 +114,7 @@ def _shard(
         ),
         device,
         communicators=communicators,
+        quantized_gather=precision.mxfp8_gather,
     )
 
 
