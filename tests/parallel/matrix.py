@@ -50,6 +50,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixture": _EXPERTS,
     # layers without experts, also at the ends of a pipeline
     "mixed": {**_EXPERTS, "mlp_only_layers": [0, 3], "tie_word_embeddings": False},
+    # as many as three and six ranks can share
+    "six": {**_EXPERTS, "num_experts": 6, "mlp_only_layers": [0]},
     # an expert that every token visits, and biases
     "shared": {
         **_EXPERTS,
@@ -58,7 +60,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
 }
-SPARSE = ("mixture", "mixed", "shared")
+SPARSE = ("mixture", "mixed", "six", "shared")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -174,6 +174,38 @@ def _stages() -> Iterator[Cell]:
         )
 
 
+def _three() -> Iterator[Cell]:
+    """Numbers of ranks that are no power of two."""
+    yield Cell(ranks=3, dense="OO", experts="PP", model="six", microbatches=3)
+    yield Cell(ranks=3, domain=1, dense="GP", experts="RG", model="untied", length=29)
+    yield Cell(ranks=3, expert=3, dense="RR", experts="OP", model="six", microbatches=3)
+    yield Cell(ranks=3, pipeline=3, virtual=2, model="six", microbatches=5)
+    for exchange in EXCHANGES:
+        yield Cell(ranks=3, context=3, exchange=exchange, model="packed", length=29)
+
+
+def _six() -> Iterator[Cell]:
+    """Six ranks in two or three domains, as stages, sequences and experts."""
+    for number, (pipeline, domain, context, degree) in enumerate(
+        [(1, 3, 3, 3), (1, 2, 2, 1), (1, 6, 6, 2), (2, 3, 1, 3), (2, 6, 3, 3), (3, 2, 2, 2)]
+    ):
+        yield Cell(
+            ranks=6,
+            domain=domain,
+            pipeline=pipeline,
+            virtual=1 + (number > 3),
+            context=context,
+            exchange=EXCHANGES[number % 2],
+            expert=degree,
+            dense=PAIRS[number],
+            experts=PAIRS[-number],
+            model="six",
+            length=29,
+            microbatches=3,
+            recompute="layer" if number % 2 else "none",
+        )
+
+
 def _adamw() -> Iterator[Cell]:
     """Whose updates do not show the scale of gradients, but whether each is its own's."""
     yield Cell(ranks=2, domain=1, dense="RO", experts="PP", model="mixture", optimizer="adamw")
@@ -211,8 +243,8 @@ def _eight() -> Iterator[Cell]:
                         )
 
 
-CELLS = [*_one(), *_data(), *_experts(), *_contexts(), *_stages(), *_adamw()]
-MORE = list(_eight())
+CELLS = [*_one(), *_data(), *_experts(), *_contexts(), *_stages(), *_three(), *_adamw()]
+MORE = [*_six(), *_eight()]
 
 
 @pytest.mark.parametrize(
