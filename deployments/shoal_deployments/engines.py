@@ -121,7 +121,7 @@ class Engines:
         if fingerprint is not None and fingerprint not in promises:
             raise other_fingerprint(fingerprint)
         is_full, problem = False, "No engine takes requests at the moment."
-        for place in self._ranked(names):
+        for place in self._ranked(requests[0], names):
             if fingerprint not in (None, promises[place]):
                 continue
             held = self._hold(requests, mailbox, place)
@@ -235,7 +235,7 @@ class Engines:
     async def _move(self, held: _Held) -> None:
         lost = self._links[held.place]
         names = self._names(held.request)
-        for place in self._ranked(names):
+        for place in self._ranked(held.request, names):
             if self._held.get(held.request.id) is not held:
                 return  # aborted meanwhile: nobody would abort it there
             link = self._links[place]
@@ -258,14 +258,15 @@ class Engines:
     def _names(self, request: Request) -> list[bytes]:
         return self._router.names(request.prompt, self.card.limits.block_size)
 
-    def _ranked(self, names: Sequence[bytes]) -> list[int]:
+    def _ranked(self, request: Request, names: Sequence[bytes]) -> list[int]:
         """Engines that take requests, the best for this prompt first."""
         loads = [
             Load(place=link.place, sequences=self._load(link))
             for link in self._links
             if link.state is LinkState.UP
         ]
-        return self._router.ranked(names, loads)
+        start = self._router.start(request.prompt, self.card.limits.block_size)
+        return self._router.ranked(names, loads, start)
 
     def _make_card(self) -> None:
         facts = [link.facts for link in self._links if link.facts is not None]

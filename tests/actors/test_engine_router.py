@@ -48,6 +48,21 @@ def test_among_equal_matches_the_less_loaded_wins_then_the_lower_place() -> None
     assert router.ranked(names, loads(7, 6, 6)) == [1, 2, 0]
 
 
+def test_ties_are_broken_by_how_the_prompt_begins() -> None:
+    router = Router()
+    names = router.names(PROMPT, SIZE)
+    assert router.ranked(names, loads(3, 3, 3, 9), start=6) == [2, 0, 1, 3]
+    assert router.ranked(names, loads(2, 3, 3, 2), start=1) == [3, 0, 1, 2]
+    router.note(names, 0)
+    router.note(names, 2)
+    assert router.ranked(names, loads(3, 3, 3), start=1) == [2, 0, 1]
+    assert router.ranked(names, [], start=5) == []
+    longer, other = (*PROMPT[:SIZE], 99), (99, *PROMPT)
+    assert router.start(longer, SIZE) == router.start(PROMPT, SIZE) != router.start(other, SIZE)
+    firsts = [router.start((token,), SIZE) % 4 for token in range(400)]
+    assert all(60 < firsts.count(place) < 140 for place in range(4))
+
+
 def test_an_engine_that_starts_anew_is_not_believed_to_have_anything() -> None:
     router = Router()
     names = router.names(PROMPT, SIZE)

@@ -12,11 +12,14 @@ import pytest
 
 from shoal.errors import ShoalError
 from shoal.inference import Limits, Submission
-from shoal_actors.engine import EngineFacts, Pulse
+from shoal_actors.engine import EngineFacts, Pulse, Router
 from shoal_deployments.engines import Engines
 from tests.actors.scripted_engine import ScriptedEngine
 
 LIMITS = Limits(vocab_size=257, context_length=512, num_blocks=64, block_size=4)
+
+PROMPT = next((token,) for token in range(257) if Router().start((token,), 4) % 12 == 0)
+"""One that goes to the first of up to four idle engines."""
 
 
 class _Method:

@@ -11,7 +11,7 @@ from shoal.inference import Request, SamplingParams
 from shoal.inference.journal import JournalFull
 from shoal_deployments.engine_client import EngineUnavailable
 from shoal_deployments.mailbox import Mailbox
-from tests.deployments.scripted_actors import Actor, connected, facts_of
+from tests.deployments.scripted_actors import PROMPT, Actor, connected, facts_of
 
 
 def test_submitting_tells_the_fingerprint_of_the_engine_that_computes(
@@ -66,7 +66,7 @@ def test_a_full_journal_is_told_and_another_engine_is_tried(
         actors = [Actor(), Actor()]
         actors[0].refusal = JournalFull("The journal waits for its disk.")
         engines = connected(monkeypatch, facts, actors)
-        request = Request(id="r0", prompt=(1,), params=SamplingParams(max_tokens=8))
+        request = Request(id="r0", prompt=PROMPT, params=SamplingParams(max_tokens=8))
         await engines.submit([request], Mailbox(1000))
         place = engines._held["r0"].place
         actors[1].refusal = actors[0].refusal

@@ -13,7 +13,7 @@ from shoal.inference import Output, Request, SamplingParams
 from shoal_deployments.engine_client import EngineFailed, EngineUnavailable
 from shoal_deployments.engines import Engines
 from shoal_deployments.mailbox import Mailbox
-from tests.deployments.scripted_actors import Actor, connected, facts_of
+from tests.deployments.scripted_actors import PROMPT, Actor, connected, facts_of
 
 DEADLINE_S = 10.0
 
@@ -32,7 +32,7 @@ def play(monkeypatch: pytest.MonkeyPatch, scene: Scene, *fingerprints: str) -> N
     asyncio.run(run())
 
 
-def asked(name: str, prompt: Sequence[int] = (1,), n: int = 1) -> Request:
+def asked(name: str, prompt: Sequence[int] = PROMPT, n: int = 1) -> Request:
     return Request(id=name, prompt=tuple(prompt), params=SamplingParams(max_tokens=9, n=n, seed=1))
 
 
@@ -77,6 +77,25 @@ def test_a_burst_is_spread_over_the_engines(
 
     counts = asyncio.run(scene())
     assert sum(counts) == 64 and max(counts) <= 2 * 64 / 4, counts
+
+
+@pytest.mark.parametrize("num_tokens", [3, 41])
+def test_frontends_agree_where_a_prompt_goes_but_not_all_prompts_to_one(
+    monkeypatch: pytest.MonkeyPatch, num_tokens: int
+) -> None:
+    """Each frontend has one request, and knows of no other."""
+
+    async def scene(prompts: Sequence[Sequence[int]]) -> list[int]:
+        actors = [Actor() for _ in range(4)]
+        for number, prompt in enumerate(prompts):
+            frontend = connected(monkeypatch, [facts_of("one")] * 4, actors)
+            await frontend.submit([asked(str(number), prompt)], Mailbox(1000))
+        return sorted(len(actor.taken) for actor in actors)
+
+    alike = asyncio.run(scene([[7] * num_tokens] * 16))
+    assert alike == [0, 0, 0, 16]
+    different = asyncio.run(scene([[token] * num_tokens for token in range(16)]))
+    assert different[0] >= 1 and different[-1] <= 8, different
 
 
 def test_what_a_lost_engine_computed_goes_on_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

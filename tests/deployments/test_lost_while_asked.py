@@ -13,9 +13,9 @@ from shoal.errors import WorkError
 from shoal.inference import Output, Request, SamplingParams
 from shoal_deployments.engines import Engines
 from shoal_deployments.mailbox import Mailbox
-from tests.deployments.scripted_actors import Actor, connected, facts_of
+from tests.deployments.scripted_actors import PROMPT, Actor, connected, facts_of
 
-REQUEST = Request(id="r0", prompt=(1,), params=SamplingParams(max_tokens=8))
+REQUEST = Request(id="r0", prompt=PROMPT, params=SamplingParams(max_tokens=8))
 
 
 class _Slow:

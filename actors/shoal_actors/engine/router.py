@@ -3,8 +3,9 @@
     score = share of the prompt's blocks that the engine has seen
             - weight * (load - mean load) / max(1, mean load)
 
-The highest score wins, among equals the lower load, then the lower place. A prompt that nobody has
-seen goes to the least loaded.
+The highest score wins, among equals the lower load. A prompt that nobody has seen goes to the least
+loaded. Among those equal in this as well, the beginning of the prompt says where to look first: a
+burst of prompts that comes through many frontends is spread, and all that begin alike meet.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.inference.hashing import block_hashes, root_hash
+from shoal.inference.hashing import block_hashes, child_hash, root_hash
 
 LOAD_WEIGHT = 1.0
 
@@ -45,18 +46,23 @@ class Router:
         """
         return block_hashes(prompt[:-1], block_size, _ROOT)
 
-    def ranked(self, names: Sequence[bytes], loads: Sequence[Load]) -> list[int]:
-        """Places of all ``loads``, the best first."""
+    def start(self, prompt: Sequence[int], block_size: int) -> int:
+        """A number that is the same for all prompts with this first block."""
+        return int.from_bytes(child_hash(_ROOT, prompt[:block_size])[:8])
+
+    def ranked(self, names: Sequence[bytes], loads: Sequence[Load], start: int = 0) -> list[int]:
+        """Places of all ``loads``, best first; those that are equal go around from ``start``."""
         mean = sum(load.sequences for load in loads) / max(1, len(loads))
         depths = {load.place: self._depth(names, load.place) for load in loads}
         has_match = any(depths.values())
+        turns = {load.place: (at - start) % len(loads) for at, load in enumerate(loads)}
 
         def key(load: Load) -> tuple[float, int, int]:
             if not has_match:
-                return (0.0, load.sequences, load.place)
+                return (0.0, load.sequences, turns[load.place])
             excess = (load.sequences - mean) / max(1.0, mean)
             score = depths[load.place] / len(names) - LOAD_WEIGHT * excess
-            return (-score, load.sequences, load.place)
+            return (-score, load.sequences, turns[load.place])
 
         return [load.place for load in sorted(loads, key=key)]
 
