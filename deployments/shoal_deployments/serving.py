@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import random
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import ray
@@ -18,7 +15,7 @@ from ray.exceptions import RayError
 from rich.console import Console
 
 from shoal.config import ServeConfig
-from shoal.errors import ConfigError, WorkError
+from shoal.errors import WorkError
 from shoal.inference.journal import journal_folder
 from shoal.inference.loading import (
     check_cache,
@@ -39,6 +36,7 @@ from shoal_actors.driver import (
 from shoal_deployments.application import build_application, num_cpus
 from shoal_deployments.auth import ApiKeys
 from shoal_deployments.checks import check_machine, check_places, check_unserved
+from shoal_deployments.ports import free_port, kept_port
 
 APP = "shoal"
 _POLL_S = 1.0
@@ -46,7 +44,6 @@ _WAITING = (
     "Waiting for the engines, which load the model and test their kernels; the first start on a "
     "machine also compiles them, which can take a minute"
 )
-_FREE_PORTS = range(20_000, 32_000)
 
 
 def run(config: ServeConfig) -> int:
@@ -65,7 +62,7 @@ def run(config: ServeConfig) -> int:
     if config.serve.journal.dir is not None:
         for place in range(config.serve.replicas):
             journal_folder(config.serve.journal, place)
-    port = _free_port(config.serve.host, config.serve.port)
+    port = free_port(config.serve.host, config.serve.port)
     # Being told to end is how serving ends well.
     with (
         suppress(KeyboardInterrupt, Terminated),
@@ -77,6 +74,7 @@ def run(config: ServeConfig) -> int:
         counts = f"engines: {settings.replicas}, frontends: {settings.num_frontends}"
         _say(console, f"{config.served_name}: {counts}")
         with (
+            kept_port(settings.host, port) if _shares_port() else nullcontext(),
             open_cluster(num_cpus=num_cpus(config)) as cluster,
             sigterm_raises(),  # a second time: Ray's core has put a handler of its own in place
             _serving(config, port, cluster, console),
@@ -115,6 +113,11 @@ def _say(console: Console, line: str) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def _shares_port() -> bool:
+    """Whether the proxy is Ray's own, on this machine: HAProxy needs its port for itself."""
+    return not is_elsewhere() and os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1"
+
+
 def _watch() -> None:
     """Return never: WorkError once the application has failed for good."""
     while True:
@@ -135,37 +138,3 @@ def _problem(*, if_absent: str) -> str:
     lines = (messages or [application.message])[0].strip().splitlines()
     # What lies between is Ray's traceback, which its logs have too.
     return lines[0] if len(lines) == 1 else f"{lines[0].strip()} … {lines[-1].strip()}"
-
-
-def _free_port(host: str, port: int) -> int:
-    """``port`` itself if nobody listens there, or a free one for 0."""
-    # Below those that the system hands out: Ray, which starts now, takes many of them.
-    candidates = random.sample(_FREE_PORTS, len(_FREE_PORTS)) if port == 0 else [port]
-    for candidate in candidates:
-        try:
-            _listen(host, candidate)
-        except OSError as error:
-            problem = f"no server can listen there on {host}: {error.strerror}"
-            if error.errno == errno.EACCES:
-                break
-            if error.errno != errno.EADDRINUSE:
-                raise _wrong_host(host, error) from error
-        else:
-            return candidate
-    raise ConfigError("serve.port", port, problem, "Choose another, or 0 for a free one")
-
-
-def _wrong_host(host: str, error: OSError) -> ConfigError:
-    return ConfigError(
-        "serve.host",
-        host,
-        f"no server can listen there: {error.strerror}",
-        "Give an address of this machine, or 0.0.0.0 for all that it has",
-    )
-
-
-def _listen(host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))

@@ -118,6 +118,7 @@ def test_bad_values_are_named(values: dict[str, Any], field: str) -> None:
         ("mistral", {"attention_bias": True}, "model.config.attention_bias"),
         ("olmoe", {"head_dim": 16}, "model.config.head_dim"),
         ("qwen2", {"layer_types": ["linear_attention"] * 2}, "model.config.layer_types"),
+        ("qwen3_moe", {"mlp_only_layers": 1}, "model.config.mlp_only_layers"),
         ("qwen3_moe", {"decoder_sparse_step": 0}, "model.config.decoder_sparse_step"),
     ],
 )

@@ -192,7 +192,12 @@ def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
     shard.unlink()
     with pytest.raises(ConfigError, match="absent"):
         HFWeights(tmp_path)
-    (tmp_path / "model.safetensors.index.json").unlink()
+    index = tmp_path / "model.safetensors.index.json"
+    for wrong in ("1", "null"):
+        index.write_text(f'{{"weight_map": {{"a": {wrong}, "b": "x"}}}}')
+        with pytest.raises(ConfigError, match="names a file that is no text"):
+            HFWeights(tmp_path)
+    index.unlink()
     with pytest.raises(ConfigError, match=r"neither model.safetensors nor"):
         HFWeights(tmp_path)
     (tmp_path / "config.json").write_text("{")

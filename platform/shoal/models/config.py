@@ -239,7 +239,9 @@ def _sparse_layers(reader: ConfigReader, family: Family, num_layers: int) -> tup
     if "decoder_sparse_step" not in family.defaults:
         return (True,) * num_layers
     step = reader.count("decoder_sparse_step")
-    dense = reader.get("mlp_only_layers") or ()
+    dense = reader.get("mlp_only_layers") or []
+    if not isinstance(dense, list | tuple):
+        raise reader.error("mlp_only_layers", "it is no list of layers", "Write a list, or null")
     return tuple(i not in dense and (i + 1) % step == 0 for i in range(num_layers))
 
 

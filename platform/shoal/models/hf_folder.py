@@ -190,6 +190,9 @@ def _paths(folder: Path) -> list[Path]:
         weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
             raise ConfigError(_FIELD, str(folder / INDEX), "it has no weight_map", "Fetch it again")
+        if not all(isinstance(name, str) for name in weight_map.values()):
+            problem = "its weight_map names a file that is no text"
+            raise ConfigError(_FIELD, str(folder / INDEX), problem, "Fetch it again")
         return [folder / name for name in sorted(set(weight_map.values()))]
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
