@@ -289,7 +289,7 @@ def test_mxfp8_is_refused_on_cuda() -> None:
 
 def test_a_graph_is_refused_on_cuda_too() -> None:
     settings = config(cluster={"device": "cuda"}, train={"cuda_graph": True})
-    assert "not available in this version" in _refusal(settings, GPUS).problem
+    assert "not built in this version" in _refusal(settings, GPUS).problem
 
 
 @pytest.mark.parametrize(

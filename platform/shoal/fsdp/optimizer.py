@@ -88,8 +88,11 @@ class _Step:
         if self._inside:
             return
         rowless = [[p for p in held if not p.numel()] for _, held in self._parameters]
-        if any(rowless):
+        stepped = [p for held in rowless for p in held if p.grad is not None]
+        if any(p not in optimizer.state for p in stepped):
             self._step_rowless(optimizer, rowless)
+        else:
+            self._count_rowless(optimizer, stepped)
         self._restore()
         for group in _groups(optimizer):
             group.sync()
@@ -109,12 +112,25 @@ class _Step:
         for (options, _), parameters in zip(self._parameters, rowless, strict=True):
             options.update(params=parameters, fused=False, foreach=False)
         self._inside = True
+        found_inf = optimizer.__dict__.pop("found_inf", None)  # only fused kernels take it
         try:
             optimizer.step()
         finally:
             self._inside = False
+            if found_inf is not None:
+                optimizer.__dict__["found_inf"] = found_inf
             for options, before in zip(optimizer.param_groups, everything, strict=True):
                 options.update(before)
+
+    def _count_rowless(self, optimizer: Optimizer, stepped: list[nn.Parameter]) -> None:
+        """Count one more step of parameters without rows, of which nothing else changes.
+
+        Unlike the plain path it reads no number on the host.
+        """
+        for parameter in stepped:
+            step = optimizer.state[parameter].get("step")
+            if step is not None:
+                step += 1
 
     def _restore(self) -> None:
         for parameter, gradient in self._gradients:

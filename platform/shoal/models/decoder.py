@@ -157,6 +157,7 @@ class Decoder(nn.Module):
         *,
         positions: torch.Tensor | None = None,
         documents: torch.Tensor | None = None,
+        spans: ops.DocumentSpans | None = None,
         labels: torch.Tensor | None = None,
         each_label: bool = False,
         carried: Carried | None = None,
@@ -164,14 +165,17 @@ class Decoder(nn.Module):
         """Logits of ``tokens``, or with ``labels`` their loss; both ``[B, S]`` int64.
 
         ``positions`` count from 0 along each sequence where unset. A token attends within its run
-        of equal numbers in ``documents``. ``labels`` are already shifted; -100 counts nothing.
+        of equal numbers in ``documents``, which are read on the host, or within its document of
+        ``spans``, which say the same. ``labels`` are already shifted; -100 counts nothing.
         ``each_label`` gives their log-probabilities one by one in the place of the loss. Parts but
         the first take ``carried`` from the one before, and of ``tokens`` only the shape.
 
         With context parallelism every rank of the group is given all of S and returns what concerns
         its own tokens: their logits or log-probabilities, their part of the loss.
         """
-        hidden, balance = self._hidden(tokens, positions, documents, carried)
+        if documents is not None:
+            spans = ops.DocumentSpans.of(documents)
+        hidden, balance = self._hidden(tokens, positions, spans, carried)
         if self.lm_head is None:
             return DecoderOutput(None, None, None, carried=self._carry(hidden, balance))
         auxiliary = balance.total(tokens.shape[1], self.context)
@@ -189,7 +193,7 @@ class Decoder(nn.Module):
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor | None,
-        documents: torch.Tensor | None,
+        spans: ops.DocumentSpans | None,
         carried: Carried | None = None,
     ) -> tuple[torch.Tensor, BalanceLoss]:
         """What the head or the next part takes, ``[B, S, H]``, and the layers' reports."""
@@ -216,7 +220,7 @@ class Decoder(nn.Module):
             positions = torch.arange(length, device=tokens.device).unsqueeze(0)
         angles = (config.rotary, config.head_dim, self._own(positions), hidden.dtype)
         cosine, sine = rotary_angles(*angles)
-        attend = self._attend(tokens, documents)
+        attend = self._attend(tokens, spans)
         for layer in self.model.layers.values():
             if self.recompute == "layer" and torch.is_grad_enabled():
                 hidden, visits, mass = checkpoint(
@@ -239,9 +243,8 @@ class Decoder(nn.Module):
         """The part of ``[B, S]`` that this rank computes."""
         return tensor if self.context is None else self.context.take(tensor)
 
-    def _attend(self, tokens: torch.Tensor, documents: torch.Tensor | None) -> ops.Attend:
+    def _attend(self, tokens: torch.Tensor, spans: ops.DocumentSpans | None) -> ops.Attend:
         """Attention in the batch, both arguments whole."""
-        spans = None if documents is None else ops.DocumentSpans.of(documents)
         if self.context is None:
             return partial(ops.attend, spans=spans)
         return self.context.attention((tokens.shape[0], tokens.shape[1]), spans)

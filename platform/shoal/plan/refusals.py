@@ -201,7 +201,7 @@ def _device(facts: Facts) -> Iterator[ConfigError]:
         yield error
         return
     if facts.config.train.cuda_graph:
-        problem = "whole-iteration CUDA graphs are not available in this version"
+        problem = "the capture of a whole iteration is not built in this version"
         if device == "cpu":
             problem = "there are no CUDA graphs on a CPU"
         yield ConfigError("train.cuda_graph", True, problem, "Set it to false")

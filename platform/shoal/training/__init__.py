@@ -5,11 +5,12 @@ from shoal.training.build import build_model, build_sharded_optimizer, fill_mode
 from shoal.training.events import EventKind, EventReader, append_event
 from shoal.training.job import TrainJob, TrainResult
 from shoal.training.loop import train
-from shoal.training.loss import StepLosses, StepWeights
+from shoal.training.loss import StepWeights
 from shoal.training.metrics import MetricsReader, MetricsWriter, StepMetrics
+from shoal.training.microbatch import Microbatch
 from shoal.training.moments import Moments
 from shoal.training.muon import Muon
-from shoal.training.optimizer import build_optimizer, set_learning_rate
+from shoal.training.optimizer import build_optimizer, set_learning_rate, skipping
 from shoal.training.orthogonal import orthogonalized
 from shoal.training.passes import Passes
 from shoal.training.progress import ProgressLine
@@ -27,6 +28,7 @@ __all__ = [
     "LearningRate",
     "MetricsReader",
     "MetricsWriter",
+    "Microbatch",
     "Moments",
     "Muon",
     "Nearest",
@@ -34,7 +36,6 @@ __all__ = [
     "ProgressLine",
     "Rounding",
     "SGD",
-    "StepLosses",
     "StepMetrics",
     "StepWeights",
     "Stepper",
@@ -50,6 +51,7 @@ __all__ = [
     "fill_model",
     "orthogonalized",
     "set_learning_rate",
+    "skipping",
     "starting_point",
     "train",
 ]

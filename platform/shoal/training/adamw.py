@@ -61,8 +61,8 @@ class AdamW(WideOptimizer):
         )
         torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
         for parameter, one, other in zip(parameters, first, second, strict=True):
-            self._moments.write(self.state[parameter], "exp_avg", one)
-            self._moments.write(self.state[parameter], "exp_avg_sq", other)
+            self._moments.write(self.state[parameter], "exp_avg", one, self._skip)
+            self._moments.write(self.state[parameter], "exp_avg_sq", other, self._skip)
 
         # Each parameter's corrections of the moments' start from zero, scalars on its device.
         counts = torch.stack(steps).double()

@@ -10,6 +10,8 @@ averages gradients over the data-parallel ranks, so each part is multiplied by t
 Ranks of a context group read the same sequences and return parts of their losses; so do those of a
 pipeline, of which the last stage's alone make any. So losses add up over all ranks as they are,
 while the counts are those of whole sequences, once for each of them.
+
+All of it stays on the device: no host waits for a count or a loss within the step.
 """
 
 from __future__ import annotations
@@ -20,18 +22,19 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from shoal.data import Batch
+from shoal.data import IGNORED
 from shoal.models import DecoderOutput
+from shoal.training.microbatch import Microbatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWeights:
-    """What the losses of one step's microbatches are divided by."""
+    """What the losses of one step's microbatches are divided by; counts are int64 scalars."""
 
-    num_labels: int
+    num_labels: torch.Tensor
     """Labels of the step, over all ranks; 0 where every one is masked."""
 
-    num_sequences: int
+    num_sequences: torch.Tensor
     """Sequences of the step, over all ranks."""
 
     num_ranks: int
@@ -42,23 +45,17 @@ class StepWeights:
 
     @staticmethod
     def count(
-        batches: Sequence[Batch],
-        *,
-        readers: int,
-        num_ranks: int,
-        coefficient: float,
-        device: torch.device,
+        microbatches: Sequence[Microbatch], *, readers: int, num_ranks: int, coefficient: float
     ) -> StepWeights:
         """Count this rank's microbatches and everyone's; every rank calls it.
 
         ``readers`` is the number of ranks that read each sequence.
         """
-        counts = torch.tensor(
-            [sum(batch.num_labels for batch in batches), sum(len(b.tokens) for b in batches)],
-            device=device,
-        )
+        labels = torch.stack([(m.batch.labels != IGNORED).sum() for m in microbatches]).sum()
+        sequences = torch.full_like(labels, sum(len(m.batch.tokens) for m in microbatches))
+        counts = torch.stack([labels, sequences])
         dist.all_reduce(counts)
-        num_labels, num_sequences = (count // readers for count in counts.tolist())
+        num_labels, num_sequences = (counts // readers).unbind()
         return StepWeights(
             num_labels=num_labels,
             num_sequences=num_sequences,
@@ -69,44 +66,28 @@ class StepWeights:
     def weigh(self, output: DecoderOutput) -> torch.Tensor:
         """The scalar of one microbatch to differentiate; also without labels it has a graph."""
         assert output.loss_sum is not None, "the model was called with labels"
-        loss = output.loss_sum * (self.num_ranks / max(self.num_labels, 1))
+        loss = output.loss_sum * (self.num_ranks / self._labels_or_one).float()
         if output.auxiliary is not None and self.coefficient:
-            weight = self.coefficient * self.num_ranks / self.num_sequences
-            loss = loss + output.auxiliary * weight
+            weight = self.coefficient * self.num_ranks / self.num_sequences.double()
+            loss = loss + output.auxiliary * weight.float()
         return loss
 
+    @property
+    def _labels_or_one(self) -> torch.Tensor:
+        """What sums of losses are divided by, fp64."""
+        return self.num_labels.clamp(min=1).double()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLosses:
-    """Losses of one step over all ranks, for its report."""
+    def mean_losses(self, outputs: Sequence[DecoderOutput]) -> torch.Tensor:
+        """Means of the whole step, of this rank's microbatches and everyone's; every rank calls it.
 
-    loss: float
-    """Mean cross-entropy of the labels; 0 without any."""
-
-    auxiliary: float | None
-    """Mean load-balancing loss of the sequences; None for a dense model."""
-
-    @staticmethod
-    def gather(
-        outputs: Sequence[DecoderOutput],
-        weights: StepWeights,
-        *,
-        is_sparse: bool,
-        device: torch.device,
-    ) -> StepLosses:
-        """Sum this rank's microbatches and everyone's, in fp64; every rank calls it.
-
-        ``is_sparse`` says whether the model has a load-balancing loss.
+        fp64 ``[2]``: the cross-entropy of a label, 0 without any, and the load-balancing loss of a
+        sequence, 0 for a dense model.
         """
-        sums = torch.zeros(2, dtype=torch.float64, device=device)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.num_labels.device)
         for output in outputs:
             assert output.loss_sum is not None
             sums[0] += output.loss_sum
             if output.auxiliary is not None:
                 sums[1] += output.auxiliary
         dist.all_reduce(sums)
-        loss_sum, auxiliary_sum = sums.tolist()
-        return StepLosses(
-            loss=loss_sum / max(weights.num_labels, 1),
-            auxiliary=auxiliary_sum / weights.num_sequences if is_sparse else None,
-        )
+        return sums / torch.stack([self._labels_or_one, self.num_sequences.double()])

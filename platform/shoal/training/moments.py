@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from shoal.ops import eight_bit
+from shoal.training.updates import keep
 
 
 class Moments:
@@ -41,14 +42,16 @@ class Moments:
         scales = state[eight_bit.scale_name(name)]
         return eight_bit.dequantize(kept, scales, signed=_is_signed(name))
 
-    def write(self, state: dict[str, Any], name: str, value: torch.Tensor) -> None:
-        """Keep a moment, given in fp32."""
+    def write(
+        self, state: dict[str, Any], name: str, value: torch.Tensor, skip: torch.Tensor | None
+    ) -> None:
+        """Keep a moment, given in fp32, unless ``skip`` is set."""
         if state[name].dtype != torch.uint8:
-            state[name].copy_(value)
+            keep(state[name], value, skip)
             return
         codes, scales = eight_bit.quantize(value, signed=_is_signed(name))
-        state[name].copy_(codes)
-        state[eight_bit.scale_name(name)].copy_(scales)
+        keep(state[name], codes, skip)
+        keep(state[eight_bit.scale_name(name)], scales, skip)
 
 
 def _is_signed(name: str) -> bool:

@@ -120,7 +120,7 @@ class Muon(AdamW):
         (gradient,) = wide_gradients([parameter])
         before = self._averages(parameter, _MOMENTUM)
         average = torch.lerp(before, gradient, 1 - self._momentum)
-        self._moments.write(self.state[parameter], _MOMENTUM, average)
+        self._moments.write(self.state[parameter], _MOMENTUM, average, self._skip)
         return gradient.lerp(average, self._momentum)
 
     def _apply(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -75,9 +76,26 @@ def build_optimizer(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group the rate of the coming step."""
+    """Give every group the rate of the coming step; one that is a tensor is filled in place."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+@contextmanager
+def skipping(optimizer: torch.optim.Optimizer, skip: torch.Tensor) -> Iterator[None]:
+    """Have a step change neither weights nor state where ``skip``, a scalar on the device, is set.
+
+    For the optimizers of ``build_optimizer``; it is how torch's fused kernels are told.
+    """
+    told: Any = optimizer
+    told.found_inf = skip.float()
+    try:
+        yield
+    finally:
+        del told.found_inf
 
 
 def _groups(

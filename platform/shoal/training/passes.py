@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.data import Batch
 from shoal.fsdp import (
     Communicator,
     Schedule,
@@ -19,6 +18,7 @@ from shoal.fsdp import (
 from shoal.models import Carried, Decoder, DecoderOutput, DecoderStage
 from shoal.parallel.pipeline import Boundary, Pipeline
 from shoal.training.loss import StepWeights
+from shoal.training.microbatch import Microbatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Passes:
         """Where the parts live."""
         return self.contexts[0].device
 
-    def run(self, batches: Sequence[Batch], weights: StepWeights) -> list[DecoderOutput]:
+    def run(self, microbatches: Sequence[Microbatch], weights: StepWeights) -> list[DecoderOutput]:
         """Make the gradients of this rank's microbatches; every rank calls it.
 
         Returns the losses of each microbatch on the last stage, nothing on others.
@@ -50,10 +50,10 @@ class Passes:
         outputs: list[DecoderOutput] = []
         numbers = self.pipeline.stages.chunks_of(self.pipeline.stage)
         chunks = {
-            number: _Chunk(part, context, batches, weights, outputs)
+            number: _Chunk(part, context, microbatches, weights, outputs)
             for number, part, context in zip(numbers, self.model.parts, self.contexts, strict=True)
         }
-        self.pipeline.run(chunks, len(batches))
+        self.pipeline.run(chunks, len(microbatches))
         self.pipeline.add_up(self._on_both_ends())
         return outputs
 
@@ -78,30 +78,30 @@ class _Chunk:
         self,
         part: Decoder,
         context: Schedule,
-        batches: Sequence[Batch],
+        microbatches: Sequence[Microbatch],
         weights: StepWeights,
         outputs: list[DecoderOutput],
     ) -> None:
         """``outputs`` takes the losses that it makes."""
         self.context = context
         self._part = part
-        self._batches = batches
+        self._microbatches = microbatches
         self._weights = weights
         self._outputs = outputs
 
     def boundary(self, microbatch: int) -> tuple[Boundary, ...]:
         """See ``Chunk``."""
-        return self._part.boundary(self._batches[microbatch].tokens)
+        return self._part.boundary(self._microbatches[microbatch].batch.tokens)
 
     def forward(
         self, microbatch: int, received: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, ...]:
         """See ``Chunk``."""
-        batch = self._batches[microbatch].to(self.context.device)
+        batch, spans = self._microbatches[microbatch].batch, self._microbatches[microbatch].spans
         output: DecoderOutput = self._part(
             batch.tokens,
             positions=batch.positions,
-            documents=batch.documents,
+            spans=spans,
             labels=batch.labels,
             carried=Carried(*received) if received else None,
         )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from shoal.training.rounding import Rounding
-from shoal.training.updates import Params, WideOptimizer, wide_gradients
+from shoal.training.updates import Params, WideOptimizer, keep, wide_gradients
 
 
 class SGD(WideOptimizer):
@@ -38,7 +38,8 @@ class SGD(WideOptimizer):
             sums = [self._sum_of(parameter) for parameter in parameters]
             before = torch._foreach_mul([value.float() for value in sums], momentum)
             directions = list(torch._foreach_add(before, directions))
-            torch._foreach_copy_(sums, directions)
+            for kept, direction in zip(sums, directions, strict=True):
+                keep(kept, direction, self._skip)
         weights = torch._foreach_mul(
             [parameter.float() for parameter in parameters], 1 - lr * group["weight_decay"]
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,11 +15,42 @@ import torch.distributed as dist
 from shoal.config import OptimizerSettings
 from shoal.data import Batch
 from shoal.errors import WorkError
-from shoal.training.loss import StepLosses, StepWeights
+from shoal.training.loss import StepWeights
 from shoal.training.metrics import StepMetrics
-from shoal.training.optimizer import set_learning_rate
+from shoal.training.microbatch import Microbatch
+from shoal.training.optimizer import set_learning_rate, skipping
 from shoal.training.passes import Passes
 from shoal.training.rate import LearningRate
+
+
+class Read(NamedTuple):
+    """What a step has to tell, as plain numbers."""
+
+    loss: float
+    auxiliary: float
+    norm: float
+    num_labels: int
+    num_sequences: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a step has to tell, still on the device."""
+
+    losses: torch.Tensor
+    """See ``StepWeights.mean_losses``."""
+
+    norm: torch.Tensor
+    """Of the gradient before it was clipped."""
+
+    weights: StepWeights
+
+    def read(self) -> Read:
+        """Wait for the step, and take all of it at once."""
+        counts = (self.weights.num_labels, self.weights.num_sequences)
+        numbers = torch.stack([*self.losses, self.norm.double(), *(c.double() for c in counts)])
+        loss, auxiliary, norm, num_labels, num_sequences = numbers.tolist()
+        return Read(loss, auxiliary, norm, int(num_labels), int(num_sequences))
 
 
 class Stepper:
@@ -50,54 +83,61 @@ class Stepper:
         """Update the weights by this rank's microbatches and everyone's; every rank calls it.
 
         ``done`` counts the steps before this one; there is at least one microbatch, and all are
-        read first, to count their labels. Raises WorkError, on every rank and before any weight
-        changes, where the loss or the gradient is not finite.
+        read first, to count their labels. Raises WorkError, on every rank and with the weights and
+        moments of the step before, where the loss or the gradient is not finite.
         """
         start = time.perf_counter()
-        device = self._passes.device
-        batches = list(microbatches)
-        weights = StepWeights.count(
-            batches,
-            readers=self._readers,
-            num_ranks=dist.get_world_size() // self._passes.pipeline.stages.num_stages,
-            coefficient=self._coefficient,
-            device=device,
-        )
-        outputs = self._passes.run(batches, weights)
-        losses = StepLosses.gather(outputs, weights, is_sparse=self._is_sparse, device=device)
-        norm = self._norm(done + 1, losses)
+        prepared = [Microbatch.of(batch, self._passes.device) for batch in microbatches]
         rate = self._rate.at(done)
         set_learning_rate(self._optimizer, rate)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        outcome = self.iterate(prepared)
+        read = outcome.read()
+        self._refuse_unless_finite(done + 1, read)
         seconds = time.perf_counter() - start
-        num_tokens = weights.num_sequences * batches[0].tokens.shape[1]
+        num_tokens = read.num_sequences * prepared[0].batch.tokens.shape[1]
         return StepMetrics(
             step=done + 1,
-            loss=losses.loss,
-            auxiliary_loss=losses.auxiliary,
-            grad_norm=norm,
+            loss=read.loss,
+            auxiliary_loss=read.auxiliary if self._is_sparse else None,
+            grad_norm=read.norm,
             lr=rate,
             tokens=num_tokens,
-            labels=weights.num_labels,
+            labels=read.num_labels,
             tokens_per_second=num_tokens / seconds,
             step_seconds=seconds,
-            memory_bytes=peak_memory_bytes(device),
+            memory_bytes=peak_memory_bytes(self._passes.device),
         )
 
-    def _norm(self, step: int, losses: StepLosses) -> float:
-        """Clip; the norm before. Refuse what would spoil the weights."""
-        self._refuse_unless_finite(step, "loss", losses.loss + (losses.auxiliary or 0.0))
-        norm = self._passes.norm(self._clip).item()
-        self._refuse_unless_finite(step, "gradient's norm", norm)
-        return norm
+    def iterate(self, microbatches: Sequence[Microbatch]) -> Outcome:
+        """The step itself: nothing in it depends on a number that the host reads from the device.
 
-    def _refuse_unless_finite(self, step: int, name: str, value: float) -> None:
-        if not math.isfinite(value):
-            raise WorkError(
-                f"Step {step}: the {name} is {value}. The weights stay those of step {step - 1}. "
-                "Lower optimizer.lr, clip the gradient (optimizer.clip), or look at the data."
-            )
+        Where the loss or the gradient is not finite, that flag makes the optimizer leave weights
+        and moments as they are. The learning rate is that of the optimizer's groups.
+        """
+        passes, optimizer = self._passes, self._optimizer
+        weights = StepWeights.count(
+            microbatches,
+            readers=self._readers,
+            num_ranks=dist.get_world_size() // passes.pipeline.stages.num_stages,
+            coefficient=self._coefficient,
+        )
+        outputs = passes.run(microbatches, weights)
+        losses = weights.mean_losses(outputs)
+        norm = passes.norm(self._clip)
+        is_finite = losses.sum().isfinite() & norm.isfinite()
+        with skipping(optimizer, ~is_finite):
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return Outcome(losses=losses, norm=norm, weights=weights)
+
+    def _refuse_unless_finite(self, step: int, read: Read) -> None:
+        for name, value in (("loss", read.loss + read.auxiliary), ("gradient's norm", read.norm)):
+            if not math.isfinite(value):
+                raise WorkError(
+                    f"Step {step}: the {name} is {value}. The weights stay those of step "
+                    f"{step - 1}. Lower optimizer.lr, clip the gradient (optimizer.clip), or look "
+                    "at the data."
+                )
 
 
 def peak_memory_bytes(device: torch.device) -> int:

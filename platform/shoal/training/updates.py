@@ -22,7 +22,9 @@ Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 class WideOptimizer(torch.optim.Optimizer):
     """Computes in fp32; a subclass says what an update is.
 
-    State of every parameter: ``step``, how many updates it had, an fp32 scalar on its device.
+    State of every parameter: ``step``, how many updates it had, an fp32 scalar on its device. A
+    step reads no number on the host. Where the attribute ``found_inf`` is set, a scalar, and is not
+    0, a step changes nothing. Learning rates may be scalar tensors.
     """
 
     def __init__(
@@ -74,7 +76,8 @@ class WideOptimizer(torch.optim.Optimizer):
             state = self.state[parameter]
             if "step" not in state:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["step"] += 1
+            skip = self._skip
+            state["step"] += 1 if skip is None else ~skip
             steps.append(state["step"])
         return steps
 
@@ -86,7 +89,20 @@ class WideOptimizer(torch.optim.Optimizer):
     ) -> None:
         """Let the parameters have ``values`` (fp32) after the updates number ``steps``."""
         for parameter, value, step in zip(parameters, values, steps, strict=True):
-            parameter.copy_(self._rounding.rounded(parameter, value, step))
+            keep(parameter, self._rounding.rounded(parameter, value, step), self._skip)
+
+    @property
+    def _skip(self) -> torch.Tensor | None:
+        """Whether this step changes nothing: ``found_inf``, which torch's fused kernels follow."""
+        found: torch.Tensor | None = getattr(self, "found_inf", None)
+        return None if found is None else found.bool()
+
+
+def keep(kept: torch.Tensor, value: torch.Tensor, skip: torch.Tensor | None) -> None:
+    """Let a tensor have a new value, unless ``skip`` is set."""
+    if skip is not None:
+        value = torch.where(skip, kept, value.to(kept.dtype))
+    kept.copy_(value)
 
 
 def wide_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
