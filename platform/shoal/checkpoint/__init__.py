@@ -1,14 +1,23 @@
 """Checkpoints: saved whole or not at all, and loaded into any layout."""
 
-from shoal.checkpoint.catalog import Step, clean, newest, prune, step_name, steps
 from shoal.checkpoint.export import export, export_megatron, hf_attachments
 from shoal.checkpoint.load import Loaded, load
-from shoal.checkpoint.manifest import Manifest
 from shoal.checkpoint.rng import capture_rng, restore_rng
 from shoal.checkpoint.runfolder import RunFolder
 from shoal.checkpoint.save import Saved, save
-from shoal.checkpoint.verify import Damage, verify
 from shoal.checkpoint.weights import CheckpointWeights
+from shoal.storage import (
+    Damage,
+    Manifest,
+    Step,
+    clean,
+    newest,
+    prune,
+    step_name,
+    steps,
+    under_way,
+    verify,
+)
 
 __all__ = [
     "CheckpointWeights",
@@ -30,5 +39,6 @@ __all__ = [
     "save",
     "step_name",
     "steps",
+    "under_way",
     "verify",
 ]

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from shoal.errors import WorkError
 from shoal.fsdp import ShardedParameter, sharded_parameters
@@ -50,12 +49,6 @@ class Entry:
         """The global name."""
         return ".".join(self.path)
 
-    @property
-    def chunk(self) -> ChunkStorageMetadata:
-        """Where the rows lie in the whole tensor."""
-        offsets = [self.row_start, *[0] * (len(self.shape) - 1)] if self.shape else []
-        return ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=self.local.shape)
-
 
 def held_parameters(model: nn.Module, *, first_rank: bool) -> tuple[ShardedParameter, ...]:
     """What this rank holds of a sharded model's parameters, or of a plain one's.
@@ -73,14 +66,9 @@ def held_parameters(model: nn.Module, *, first_rank: bool) -> tuple[ShardedParam
     )
 
 
-def model_entries(
-    model: nn.Module, parameters: Sequence[ShardedParameter], *, first_rank: bool
-) -> list[Entry]:
-    """Main weights and persistent buffers; rows that are not held here are no entries.
-
-    Buffers are replicas, and the first rank stands for them.
-    """
-    weights = [
+def weight_entries(parameters: Sequence[ShardedParameter]) -> list[Entry]:
+    """Main weights; rows that are not held here are no entries."""
+    return [
         Entry(
             path=("model", _plain(parameter.name)),
             shape=parameter.shape,
@@ -91,18 +79,24 @@ def model_entries(
         for parameter in parameters
         if parameter.local.numel()
     ]
-    buffers = [
+
+
+def buffer_entries(model: nn.Module, *, first_rank: bool, copies: bool) -> list[Entry]:
+    """Persistent buffers, or copies of them as they are now.
+
+    They are replicas, and the first rank stands for them.
+    """
+    return [
         Entry(
             path=("model", _plain(name)),
             shape=buffer.shape,
             row_start=0,
-            local=buffer.detach(),
+            local=buffer.detach().clone() if copies else buffer.detach(),
             primary=first_rank,
         )
         for name, buffer in persistent_buffers(model).items()
         if buffer.numel()
     ]
-    return weights + buffers
 
 
 def model_keys(model: nn.Module, parameters: Sequence[ShardedParameter]) -> set[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from shoal.checkpoint.save import ATTACHMENTS
+from shoal.checkpoint.contents import ATTACHMENTS
 from shoal.checkpoint.weights import CheckpointWeights
 from shoal.errors import ConfigError
 from shoal.models import (

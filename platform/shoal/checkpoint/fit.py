@@ -9,17 +9,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
 from shoal.checkpoint.entry import Entry
+from shoal.checkpoint.index import Stored, StoredBlob
 from shoal.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 NAMED_AT_MOST = 5
 """Keys that a message lists."""
-
-Stored = TensorStorageMetadata | BytesStorageMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +74,16 @@ class Fit:
             )
 
     def _check_entry(self, entry: Entry, stored: Stored) -> None:
-        if isinstance(stored, BytesStorageMetadata):
+        if isinstance(stored, StoredBlob):
             raise self.unfit(f"{entry.key} is no tensor in it", "Load it with what saved it")
-        if stored.size != entry.shape:
+        if stored.shape != entry.shape:
             raise self.unfit(
-                f"{entry.key} is {tuple(stored.size)} in it and {tuple(entry.shape)} here",
+                f"{entry.key} is {tuple(stored.shape)} in it and {tuple(entry.shape)} here",
                 "Resume with the model that saved it",
             )
-        if not _convertible(stored.properties.dtype, entry.local.dtype):
+        if not _convertible(stored.dtype, entry.local.dtype):
             raise self.unfit(
-                f"{entry.key} is {stored.properties.dtype} in it and {entry.local.dtype} here",
+                f"{entry.key} is {stored.dtype} in it and {entry.local.dtype} here",
                 "Resume with the precision that saved it",
             )
 

@@ -1,8 +1,9 @@
 """Loading: any number of ranks and any placement read what any other wrote.
 
     all ranks
-        ├─ check ── the manifest, sizes, and each rank a share of the checksums
+        ├─ look  ── the manifest, the index, the size of every file
         ├─ fit   ── what is wanted here against what is there: missing and unread keys are refused
+        ├─ check ── each rank the checksums of the blocks that its rows lie in
         ├─ read  ── each rank its own rows, in place
         └─ sync  ── main weights to compute weights
 
@@ -23,21 +24,21 @@ from torch import nn
 
 from shoal.checkpoint.entry import (
     Entry,
+    buffer_entries,
     held_parameters,
-    model_entries,
     model_keys,
     optimizer_entries,
     optimizer_name,
+    weight_entries,
 )
 from shoal.checkpoint.fit import Fit, some
-from shoal.checkpoint.manifest import Manifest
 from shoal.checkpoint.moments import as_saved
 from shoal.checkpoint.optimizer_state import initialize_state
 from shoal.checkpoint.peers import Peers
 from shoal.checkpoint.reading import CheckpointReader
-from shoal.checkpoint.verify import contents_damages, damages
 from shoal.errors import WorkError
 from shoal.fsdp import ShardedParameter, sync_weights
+from shoal.storage import Damage, Manifest, block_damages, damages
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def load(
     """
     peers = Peers(group)
     deed = f"Loading {path}"
-    manifest = peers.each(deed, lambda: _check(path, peers))
+    manifest = peers.each(deed, lambda: _look(path))
     reader = peers.each(deed, lambda: CheckpointReader(path))
     fit = Fit(
         path=path,
@@ -98,6 +99,7 @@ def load(
     masks = peers.share(deed, _mask(reader.keys, wanted))
     fit.check_unread(_union(reader.keys, masks), with_optimizer=optimizer is not None)
     found = [entry for entry in entries if entry.key in reader.keys]
+    peers.each(deed, lambda: _check(path, reader, found, manifest, peers))
     loaded = peers.each(deed, lambda: _read(reader, found, manifest, peers))
     reading.finish()
     if optimizer is not None:
@@ -106,16 +108,39 @@ def load(
     return loaded
 
 
-def _check(path: Path, peers: Peers) -> Manifest:
-    """Refuse a damaged checkpoint; each rank reads a share of the files for their checksums."""
-    problems = damages(path)
-    if not problems:
-        manifest = Manifest.read(path)
-        share = list(manifest.files.items())[peers.rank :: peers.size]
-        problems = contents_damages(path, share)
+def _look(path: Path) -> Manifest:
+    """The cheap checks, before anything is read."""
+    _refuse(path, damages(path))
+    return Manifest.read(path)
+
+
+def _check(
+    path: Path,
+    reader: CheckpointReader,
+    entries: Sequence[Entry],
+    manifest: Manifest,
+    peers: Peers,
+) -> None:
+    """Refuse damage in what this rank is about to read; the first rank looks at the rest as well.
+
+    The rest is what lies beside the ranks' files. Reading comes after, so that a refusal leaves the
+    weights as they were; by then the system has most of it in memory.
+    """
+    rng = [reader.entry(key) for key in _rng_keys(reader, peers)]
+    _refuse(path, reader.damages([*entries, *rng], ["counters"]))
+    if peers.first:
+        beside = dict.fromkeys(manifest.files.keys() - reader.files)
+        _refuse(path, block_damages(path, manifest, beside))
+
+
+def _refuse(path: Path, problems: Sequence[Damage]) -> None:
     if problems:
         raise WorkError(f"{problems[0]}: {path} is damaged. Load another step.")
-    return manifest
+
+
+def _rng_keys(reader: CheckpointReader, peers: Peers) -> list[str]:
+    """Keys of this rank's generators."""
+    return [key for key in reader.keys if reader.path(key)[:2] == ("rng", str(peers.rank))]
 
 
 def _entries(
@@ -124,7 +149,7 @@ def _entries(
     parameters: Sequence[ShardedParameter],
 ) -> list[Entry]:
     """All that this rank has to fill."""
-    entries = model_entries(model, parameters, first_rank=False)
+    entries = weight_entries(parameters) + buffer_entries(model, first_rank=False, copies=False)
     if optimizer is not None:
         initialize_state(optimizer, parameters)
         entries += optimizer_entries(optimizer, parameters)
@@ -146,11 +171,7 @@ def _read(
     reader: CheckpointReader, entries: Sequence[Entry], manifest: Manifest, peers: Peers
 ) -> Loaded:
     reader.fill(entries)
-    rng = {
-        path[2]: reader.tensor(key)
-        for key in reader.keys
-        if (path := reader.path(key))[:2] == ("rng", str(peers.rank))
-    }
+    rng = {reader.path(key)[2]: reader.tensor(key) for key in _rng_keys(reader, peers)}
     same_ranks = manifest.world_size == peers.size
     return Loaded(
         step=manifest.step,

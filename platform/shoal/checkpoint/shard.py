@@ -1,42 +1,36 @@
-"""One rank's file of a checkpoint, and the DCP metadata that ties all ranks' files together.
+"""One rank's file of a checkpoint, byte for byte, before any value is in it.
 
-A rank writes its entries one after the other, each as ``torch.save`` writes a tensor, which is what
-DCP's reader expects at an offset of a file. The metadata then says for every global tensor which
-rows lie where. Chunks are explicit: the shards of a flat buffer are uneven, and DCP would otherwise
-take them for even ones (and the sizes would still add up).
+    tensor   framed as ``torch.save`` frames it, which is what DCP's reader expects
+    tensor   ...
+    blob     a value that is no tensor
+
+All values start at multiples of ``ALIGNMENT``.
+The frames depend on shapes and dtypes alone. So a layout is made once and serves every save of the
+same state, and saving means to copy values to their places.
 """
 
 from __future__ import annotations
 
 import io
-import math
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import torch
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from shoal.checkpoint.entry import Entry
-from shoal.checkpoint.files import FileRecord, HashingFile, creating
 from shoal.errors import WorkError
+from shoal.storage import Buffer, FileRecord, creating
 
 CHUNK_BYTES = 64 * 2**20
-"""Larger entries are written in several chunks: what is copied to write them, and read to get at a
-few of their rows, stays within this."""
+"""Larger tensors are written in several chunks of rows, so that no reader must take them whole."""
+
+ALIGNMENT = 64
+"""Bytes; what ``torch.save`` aligns values to inside a frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +46,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Where a written entry or blob lies."""
+    """Where some rows of a tensor, or a blob, lie in a file."""
 
     path: tuple[str, ...]
     """Parts of the key."""
@@ -63,31 +57,145 @@ class Placed:
     dtype: torch.dtype | None
     """Element type; unset for a blob."""
 
-    chunk: ChunkStorageMetadata | None
-    """The rows; unset for a blob."""
+    row_start: int
+    """First dim-0 row; 0 for a scalar and a blob."""
 
-    file: str
-    """Name of the file in the checkpoint's folder."""
+    sizes: torch.Size
+    """Shape of the rows; empty for a scalar and a blob."""
 
-    offset: int
-    """First byte in the file."""
+    start: int
+    """First byte of the frame, or of the blob."""
 
     num_bytes: int
-    """Bytes in the file."""
+    """Bytes of the frame, or of the blob."""
+
+    values: int
+    """First byte of the values; ``start`` for a blob."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """What one rank wrote."""
+    """What one rank writes."""
 
     name: str
     """Name of the file."""
 
-    record: FileRecord
-    """Size and hash of the file."""
-
     placed: tuple[Placed, ...]
-    """What lies in it."""
+    """What lies in it, in order."""
+
+    num_bytes: int
+    """Size of the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """Where some rows of one entry go."""
+
+    entry: int
+    """The entry's index."""
+
+    rows: slice | None
+    """Of the entry's local rows; unset for a scalar."""
+
+    start: int
+    """First byte in the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A rank's file without the values of its tensors."""
+
+    key: tuple[object, ...]
+    """Equal for equal files, values apart."""
+
+    shard: Shard
+    """What the others are told of it."""
+
+    slots: tuple[Slot, ...]
+    """Where values go, in order."""
+
+    frames: tuple[tuple[int, bytes], ...]
+    """Everything else: where, and which bytes, in order."""
+
+
+def layout_key(entries: Sequence[Entry], blobs: Sequence[Blob]) -> tuple[object, ...]:
+    """What a layout depends on."""
+    return (
+        *((e.path, e.row_start, e.local.shape, e.local.dtype, e.shape) for e in entries),
+        *((blob.path, len(blob.data)) for blob in blobs),
+    )
+
+
+def lay_out(rank: int, entries: Sequence[Entry], blobs: Sequence[Blob]) -> Layout:
+    """Lay out one rank's file. Blobs come last; their bytes are among the frames' at the end."""
+    placed: list[Placed] = []
+    slots: list[Slot] = []
+    frames: list[tuple[int, bytes]] = []
+    known: dict[tuple[torch.Size, torch.dtype], tuple[bytes, bytes]] = {}
+    end = 0
+    for index, entry in enumerate(entries):
+        for rows, sizes in _chunks(entry):
+            kind = (sizes, entry.local.dtype)
+            if kind not in known:
+                known[kind] = _frame(*kind)
+            head, tail = known[kind]
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            values = start + len(head)
+            tail_start = values + sizes.numel() * entry.local.dtype.itemsize
+            frames += [(end, bytes(start - end) + head), (tail_start, tail)]
+            end = tail_start + len(tail)
+            slots.append(Slot(entry=index, rows=rows, start=values))
+            placed.append(
+                Placed(
+                    path=entry.path,
+                    shape=entry.shape,
+                    dtype=entry.local.dtype,
+                    row_start=entry.row_start + (rows.start if rows else 0),
+                    sizes=sizes,
+                    start=start,
+                    num_bytes=end - start,
+                    values=values,
+                )
+            )
+    for blob in blobs:
+        placed.append(_placed_blob(blob, end))
+        end += len(blob.data)
+    shard = Shard(name=f"__{rank}_0.distcp", placed=tuple(placed), num_bytes=end)
+    return Layout(
+        key=layout_key(entries, blobs), shard=shard, slots=tuple(slots), frames=tuple(frames)
+    )
+
+
+def values_of(layout: Layout, entries: Sequence[Entry]) -> list[torch.Tensor]:
+    """The live tensors that go into the slots, in their order."""
+    return [
+        entries[slot.entry].local if slot.rows is None else entries[slot.entry].local[slot.rows]
+        for slot in layout.slots
+    ]
+
+
+def write_shard(
+    folder: Path, layout: Layout, entries: Sequence[Entry], blobs: Sequence[Blob]
+) -> FileRecord:
+    """Write one rank's file from live tensors and flush it to the disk.
+
+    Raises WorkError that names the file and the cause where the system refuses.
+    """
+    with creating(folder / layout.shard.name) as file:
+        frames = iter(layout.frames)
+        for value in values_of(layout, entries):
+            file.write(next(frames)[1])
+            file.write(memory_of(value.to("cpu")))
+            file.write(next(frames)[1])
+        for blob in blobs:
+            file.write(blob.data)
+        return file.finish()
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor on the CPU; its own memory where that is contiguous."""
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return memoryview(cast(Buffer, flat.numpy()))
 
 
 def pack(path: tuple[str, ...], value: object) -> Blob:
@@ -122,67 +230,41 @@ def unpack(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), weights_only=True)
 
 
-def write_shard(folder: Path, rank: int, entries: Sequence[Entry], blobs: Sequence[Blob]) -> Shard:
-    """Write one rank's file and flush it to the disk.
-
-    Raises WorkError that names the file and the cause where the system refuses.
-    """
-    name = f"__{rank}_0.distcp"
-    placed = []
-    with creating(folder / name) as file, _without_crc32():
-        for blob in blobs:
-            offset = file.tell()
-            file.write(blob.data)
-            placed.append(_placed(blob.path, None, name, offset, file))
-        for chunk in (chunk for entry in entries for chunk in _chunks(entry)):
-            offset = file.tell()
-            # A copy of its own: torch.save would write all of the flat buffer that this views.
-            torch.save(chunk.local.to("cpu", copy=True).contiguous(), cast(IO[bytes], file))
-            placed.append(_placed(chunk.path, chunk, name, offset, file))
-        return Shard(name=name, record=file.finish(), placed=tuple(placed))
-
-
-def metadata_of(shards: Sequence[Shard]) -> Metadata:
-    """DCP's metadata of all that was written.
-
-    Raises WorkError where ranks disagree about a tensor, or the chunks do not tile it exactly.
-    """
-    keys: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    paths: dict[str, tuple[str, ...]] = {}
-    storage: dict[MetadataIndex, _StorageInfo] = {}
-    for placed in (placed for shard in shards for placed in shard.placed):
-        key = ".".join(placed.path)
-        if paths.setdefault(key, placed.path) != placed.path:
-            raise WorkError(f"{key} names two things: {paths[key]} and {placed.path}.")
-        storage[_index(key, placed)] = _StorageInfo(placed.file, placed.offset, placed.num_bytes)
-        _add_chunk(keys, key, placed)
-    for key, value in keys.items():
-        if isinstance(value, TensorStorageMetadata):
-            _check_tiling(key, value)
-    return Metadata(
-        state_dict_metadata=keys,
-        planner_data=paths,
-        storage_data=storage,
-        storage_meta=StorageMeta(),
-        version=CURRENT_DCP_VERSION,
-    )
-
-
-def _chunks(entry: Entry) -> Iterator[Entry]:
-    """An entry in runs of rows of at most ``CHUNK_BYTES``, or of one row."""
+def _chunks(entry: Entry) -> Iterator[tuple[slice | None, torch.Size]]:
+    """An entry in runs of rows of at most ``CHUNK_BYTES``, or of one row, with their shapes."""
     if not entry.shape:
-        yield entry
+        yield None, entry.local.shape
         return
     num_rows = entry.local.shape[0]
     rows = max(1, CHUNK_BYTES // max(1, entry.local.nbytes // num_rows))
     for start in range(0, num_rows, rows):
-        part = entry.local[start : start + rows]
-        yield replace(entry, row_start=entry.row_start + start, local=part)
+        stop = min(start + rows, num_rows)
+        yield slice(start, stop), torch.Size([stop - start, *entry.local.shape[1:]])
+
+
+def _frame(sizes: torch.Size, dtype: torch.dtype) -> tuple[bytes, bytes]:
+    """What ``torch.save`` writes before and after the values of such a tensor."""
+    stream = io.BytesIO()
+    with _without_crc32():
+        torch.save(torch.empty(sizes, dtype=dtype), stream)
+    data = stream.getvalue()
+    start = _values_start(data)
+    return data[:start], data[start + sizes.numel() * dtype.itemsize :]
+
+
+def _values_start(frame: bytes) -> int:
+    """Where the values begin in the zip that a frame is: after the local header of their record."""
+    with zipfile.ZipFile(io.BytesIO(frame)) as archive:
+        records = [each for each in archive.infolist() if each.filename.endswith("/data/0")]
+    header = records[0].header_offset
+    name_length = int.from_bytes(frame[header + 26 : header + 28], "little")
+    extra_length = int.from_bytes(frame[header + 28 : header + 30], "little")
+    return header + 30 + name_length + extra_length
 
 
 @contextmanager
 def _without_crc32() -> Iterator[None]:
-    """The file is under SHA-256; the zip's own CRC-32 takes ten times as long as the writing."""
+    """The zip's own checksums would change with the values; the file is under those of blocks."""
     before = get_crc32_options()
     set_crc32_options(False)
     try:
@@ -191,61 +273,14 @@ def _without_crc32() -> Iterator[None]:
         set_crc32_options(before)
 
 
-def _placed(
-    path: tuple[str, ...], entry: Entry | None, name: str, offset: int, file: HashingFile
-) -> Placed:
+def _placed_blob(blob: Blob, start: int) -> Placed:
     return Placed(
-        path=path,
-        shape=entry.shape if entry else None,
-        dtype=entry.local.dtype if entry else None,
-        chunk=entry.chunk if entry else None,
-        file=name,
-        offset=offset,
-        num_bytes=file.tell() - offset,
+        path=blob.path,
+        shape=None,
+        dtype=None,
+        row_start=0,
+        sizes=torch.Size(),
+        start=start,
+        num_bytes=len(blob.data),
+        values=start,
     )
-
-
-def _index(key: str, placed: Placed) -> MetadataIndex:
-    return MetadataIndex(key, placed.chunk.offsets if placed.chunk else None)
-
-
-def _add_chunk(
-    keys: dict[str, TensorStorageMetadata | BytesStorageMetadata], key: str, placed: Placed
-) -> None:
-    if placed.chunk is None:
-        keys[key] = BytesStorageMetadata()
-        return
-    assert placed.shape is not None and placed.dtype is not None
-    tensor = keys.setdefault(
-        key,
-        TensorStorageMetadata(
-            properties=TensorProperties(dtype=placed.dtype), size=placed.shape, chunks=[]
-        ),
-    )
-    assert isinstance(tensor, TensorStorageMetadata)
-    if tensor.size != placed.shape or tensor.properties.dtype != placed.dtype:
-        raise WorkError(
-            f"{key} is {tuple(tensor.size)} {tensor.properties.dtype} on one rank and "
-            f"{tuple(placed.shape)} {placed.dtype} on another."
-        )
-    tensor.chunks.append(placed.chunk)
-
-
-def _check_tiling(key: str, tensor: TensorStorageMetadata) -> None:
-    """Chunks are dim-0 rows: in order, each must begin where the one before it ends."""
-    if not tensor.size:
-        if len(tensor.chunks) != 1:
-            raise WorkError(f"{key} is a scalar that {len(tensor.chunks)} ranks wrote.")
-        return
-    bounds = sorted(
-        (chunk.offsets[0], chunk.offsets[0] + chunk.sizes[0]) for chunk in tensor.chunks
-    )
-    edges = [(0, 0), *bounds, (tensor.size[0], tensor.size[0])]
-    for (_, stop), (start, _) in pairwise(edges):
-        if start != stop:
-            trouble = "no rank wrote" if start > stop else "two ranks wrote"
-            rows = f"{min(start, stop)} to {max(start, stop)}"
-            raise WorkError(f"{key}: {trouble} rows {rows} of {tensor.size[0]}.")
-    volume = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
-    if volume != tensor.size.numel():
-        raise WorkError(f"{key}: {volume} of its {tensor.size.numel()} elements were written.")

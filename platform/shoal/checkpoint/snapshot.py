@@ -10,18 +10,23 @@ from torch import nn
 
 from shoal.checkpoint.entry import (
     Entry,
+    buffer_entries,
     held_parameters,
-    model_entries,
     optimizer_entries,
     rng_entries,
     stateless_names,
+    weight_entries,
 )
 from shoal.checkpoint.shard import Blob, pack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The rows for which this rank stands. The tensors are the live ones, not copies."""
+    """The rows for which this rank stands.
+
+    Weights and moments are the live ones, which only an optimizer's step changes. Buffers and
+    generators are copies: a forward pass may change them.
+    """
 
     entries: tuple[Entry, ...]
     """Tensors to write."""
@@ -34,11 +39,6 @@ class Snapshot:
 
     stateless: frozenset[str]
     """Parameters for whose first rows this rank stands and that have no optimizer state."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the tensors."""
-        return sum(entry.local.nbytes for entry in self.entries)
 
 
 def take_snapshot(
@@ -55,7 +55,7 @@ def take_snapshot(
     """
     first = rank == 0
     parameters = held_parameters(model, first_rank=first)
-    entries = model_entries(model, parameters, first_rank=first)
+    entries = weight_entries(parameters) + buffer_entries(model, first_rank=first, copies=True)
     if optimizer is not None:
         entries += optimizer_entries(optimizer, parameters)
     return Snapshot(

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from shoal.checkpoint.entry import Entry
+from shoal.checkpoint.index import StoredTensor
 from shoal.checkpoint.reading import CheckpointReader
-from shoal.checkpoint.verify import verify
 from shoal.errors import WorkError
+from shoal.storage import verify
 
 
 class CheckpointWeights:
@@ -29,18 +29,18 @@ class CheckpointWeights:
     def shapes(self) -> Mapping[str, torch.Size]:
         """Whole shape of every tensor by its name in the model."""
         return {
-            self._reader.path(key)[1]: stored.size
+            self._reader.path(key)[1]: stored.shape
             for key, stored in self._reader.keys.items()
-            if key.startswith("model.") and isinstance(stored, TensorStorageMetadata)
+            if key.startswith("model.") and isinstance(stored, StoredTensor)
         }
 
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Rows ``start`` to ``stop`` (dimension 0) in the dtype of the main weights."""
         stored = self._reader.keys[f"model.{name}"]
-        assert isinstance(stored, TensorStorageMetadata)
-        rows = torch.empty(stop - start, *stored.size[1:], dtype=stored.properties.dtype)
+        assert isinstance(stored, StoredTensor)
+        rows = torch.empty(stop - start, *stored.shape[1:], dtype=stored.dtype)
         entry = Entry(
-            path=("model", name), shape=stored.size, row_start=start, local=rows, primary=False
+            path=("model", name), shape=stored.shape, row_start=start, local=rows, primary=False
         )
         self._reader.fill([entry])
         return rows

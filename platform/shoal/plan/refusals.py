@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from shoal.checkpoint.verify import damages
 from shoal.config import AxisLevels, Config
 from shoal.data import check_vocabulary, load_tokenizer, plan_sources, tokenizer_name
 from shoal.errors import ConfigError, ConfigErrors
@@ -25,6 +24,7 @@ from shoal.plan.machine import Machine
 from shoal.plan.model import read_decoder_config
 from shoal.plan.mxfp8 import mxfp8_parameters
 from shoal.plan.precision import resolve_device, resolve_precision
+from shoal.storage import damages
 from shoal.topology import Topology
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ def ls(path: Folder) -> None:
     steps = _steps_in(path)
     # torch takes seconds to load
     from shoal.checkpoint import Manifest
-    from shoal.checkpoint.verify import damages
+    from shoal.storage import damages
 
     for step in steps:
         if found := damages(step):

@@ -18,13 +18,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.checkpoint.files import flush_folder
-from shoal.checkpoint.verify import damages
+from shoal.storage.files import flush_folder
+from shoal.storage.verify import damages
 
 logger = logging.getLogger(__name__)
 
 _STEP = re.compile(r"step-(\d{8,})")
-_LEFTOVER = re.compile(r"\.step-\d{8,}\.(tmp|old)-[0-9a-f]{8}")
+_LEFTOVER = re.compile(r"\.step-(\d{8,})\.(?:tmp|old)-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +96,32 @@ def prune(folder: Path, keep: int | None, *, pinned: Collection[int] = ()) -> tu
     return tuple(doomed)
 
 
+def prune_or_warn(folder: Path, keep: int | None) -> None:
+    """Prune after a save, which stands whether or not the disk lets older steps go."""
+    try:
+        prune(folder, keep)
+    except OSError as error:
+        logger.warning("%s: older steps could not be deleted: %s", folder, error)
+
+
 def clean(folder: Path) -> tuple[Path, ...]:
     """Delete what killed saves and deletions left behind; returns the deleted folders.
 
-    Only the holder of the run's folder may call this, and not while it saves.
+    Only the holder of the run's folder may call this, and not while it saves. Whoever might still
+    write there finds its folder gone, all at once, and publishes nothing.
     """
     leftovers = []
     for path in folder.iterdir() if folder.is_dir() else ():
-        if _LEFTOVER.fullmatch(path.name) and path.is_dir():
+        match = _LEFTOVER.fullmatch(path.name)
+        if match and path.is_dir():
             logger.info("Deleting %s, left behind by an earlier save.", path)
-            shutil.rmtree(path)
+            doomed = folder / hidden_name(int(match[1]), "old", new_token())
+            path.rename(doomed)
+            shutil.rmtree(doomed)
             leftovers.append(path)
     return tuple(leftovers)
+
+
+def under_way(folder: Path) -> tuple[Path, ...]:
+    """Temporary folders of saves: those under way, and what killed ones left behind."""
+    return tuple(folder.glob(".step-*.tmp-*"))

@@ -1,7 +1,8 @@
 """The manifest: what a complete checkpoint's folder must hold, itself under a checksum.
 
-It is the last file written before a checkpoint is published. ``checksum`` is the SHA-256 of the
-other fields as canonical JSON, so that a flipped byte in the manifest is found as well.
+It is the last file written before a checkpoint is published, and holds the checksums of every
+block of every file. ``checksum`` is the SHA-256 of the other fields as canonical JSON, so that a
+flipped byte in the manifest is found as well.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shoal.checkpoint.files import FileRecord, write_file
 from shoal.errors import WorkError
+from shoal.storage.files import BLOCK_BYTES, FileRecord, write_file
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = "shoal-checkpoint"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,12 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write it into a checkpoint's folder; raises WorkError where the disk refuses."""
-        fields = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        fields = {
+            "format": FORMAT,
+            "version": VERSION,
+            "block_bytes": BLOCK_BYTES,
+            **asdict(self),
+        }
         text = json.dumps({**fields, "checksum": _checksum(fields)}, indent=1)
         write_file(folder / MANIFEST_NAME, text.encode() + b"\n")
 
@@ -82,12 +88,15 @@ class Manifest:
         if fields.pop("checksum", None) != _checksum(fields):
             raise WorkError(f"{path} is damaged: it does not match its own checksum.")
         optimizer = fields["optimizer"]
+        files = {name: FileRecord(**record) for name, record in fields["files"].items()}
+        if fields["block_bytes"] != BLOCK_BYTES or not all(f.is_consistent for f in files.values()):
+            raise WorkError(f"{path} has checksums of blocks that this release does not know.")
         return cls(
             step=fields["step"],
             world_size=fields["world_size"],
             optimizer=optimizer
             and OptimizerRecord(kind=optimizer["kind"], stateless=tuple(optimizer["stateless"])),
-            files={name: FileRecord(**record) for name, record in fields["files"].items()},
+            files=files,
         )
 
 

@@ -1,0 +1,205 @@
+"""Files that are counted and summed as they are written, flushed to the disk, and read in blocks.
+
+A file is under one CRC-32 for each block of ``BLOCK_BYTES``, so that whoever reads a range checks
+that range alone, in any number of threads. CRC-32 finds every flipped bit, every two of them and
+every burst of 32; anything else slips through once in 2^32 blocks. SHA-256 takes more than twice as
+long as CRC-32 here, and longer than the disk; it guards the manifest, and so the sums.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from shoal.errors import WorkError
+
+BLOCK_BYTES = 4 * 2**20
+"""Bytes under one checksum; part of the format."""
+
+WRITE_BYTES = 4 * BLOCK_BYTES
+"""What one write takes at most, so that whoever waits between two of them is heard."""
+
+_DIGITS = 8
+
+
+class Buffer(Protocol):
+    """Whatever gives its bytes to ``memoryview``."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """What a file must be to be whole."""
+
+    num_bytes: int
+    """Its size."""
+
+    crc32: str
+    """CRC-32 of each block in turn, eight hexadecimal digits each."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks; the last may be short."""
+        return -(-self.num_bytes // BLOCK_BYTES)
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether there is a checksum for each block."""
+        return len(self.crc32) == _DIGITS * self.num_blocks
+
+    def matches(self, block: int, data: Buffer) -> bool:
+        """Whether ``data`` is what was written as block number ``block``."""
+        return self.crc32[_DIGITS * block : _DIGITS * (block + 1)] == _sum(data)
+
+
+class NewFile:
+    """A new file under way; short writes are taken to their end."""
+
+    def __init__(self, path: Path, between: Callable[[], None] | None = None) -> None:
+        """``between`` is called between two writes, and may raise to give up."""
+        self._path = path
+        self._between = between
+        self._sums: list[str] = []
+        self._num_bytes = 0
+        self._block = memoryview(bytearray(BLOCK_BYTES))
+        self._held = 0
+        self._summer = ThreadPoolExecutor(max_workers=1)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+    def write(self, data: Buffer) -> int:
+        """Append all of ``data``; the number of its bytes. What fills no block is held back."""
+        view = memoryview(data).cast("B")
+        start = 0
+        if self._held:
+            start = self._hold(view)
+        while len(view) - start >= BLOCK_BYTES:
+            stop = start + min(WRITE_BYTES, (len(view) - start) // BLOCK_BYTES * BLOCK_BYTES)
+            self._emit(view[start:stop])
+            start = stop
+        self._hold(view[start:])
+        return len(view)
+
+    def _hold(self, view: memoryview) -> int:
+        """Keep what there is room for until the block is full; how much that was."""
+        taken = min(len(view), BLOCK_BYTES - self._held)
+        self._block[self._held : self._held + taken] = view[:taken]
+        self._held += taken
+        if self._held == BLOCK_BYTES:
+            self._emit(self._block)
+            self._held = 0
+        return taken
+
+    def _emit(self, view: memoryview) -> None:
+        """Write whole blocks, or the file's end, while another thread sums them."""
+        if self._between is not None:
+            self._between()
+        summed = self._summer.submit(_sums, view)
+        try:
+            sent = 0
+            while sent < len(view):
+                sent += os.write(self._descriptor, view[sent:])
+        finally:
+            self._sums += summed.result()  # the memory is the caller's again
+        self._num_bytes += sent
+
+    def tell(self) -> int:
+        """Bytes so far."""
+        return self._num_bytes + self._held
+
+    def finish(self) -> FileRecord:
+        """Flush to the disk and check that the disk holds as many bytes as were written."""
+        if self._held:
+            self._emit(self._block[: self._held])
+            self._held = 0
+        os.fsync(self._descriptor)
+        held = os.fstat(self._descriptor).st_size
+        if held != self._num_bytes:
+            raise WorkError(
+                f"{self._path}: {self._num_bytes} bytes were written and the disk holds {held}."
+            )
+        return FileRecord(num_bytes=self._num_bytes, crc32="".join(self._sums))
+
+    def close(self) -> None:
+        """Give thread and descriptor back."""
+        self._summer.shutdown()
+        os.close(self._descriptor)
+
+
+@contextmanager
+def creating(path: Path, between: Callable[[], None] | None = None) -> Iterator[NewFile]:
+    """A new file at ``path``; raises WorkError that names path and cause where the system refuses.
+
+    Call ``finish`` inside the block.
+    """
+    with refusals(path):
+        file = NewFile(path, between)
+        try:
+            yield file
+        finally:
+            file.close()
+
+
+def write_file(path: Path, data: bytes) -> FileRecord:
+    """Write a whole new file."""
+    with creating(path) as file:
+        file.write(data)
+        return file.finish()
+
+
+def damaged_block(path: Path, record: FileRecord, blocks: Sequence[int]) -> int | None:
+    """The first of some blocks that is not as it was written, if any; raises ``OSError``."""
+    block = memoryview(bytearray(BLOCK_BYTES))
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for number in blocks:
+            if not record.matches(number, _read_block(descriptor, record, number, block)):
+                return number
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _read_block(descriptor: int, record: FileRecord, number: int, into: memoryview) -> memoryview:
+    """One block of a file, in the memory given; shorter where the file has been cut."""
+    start = number * BLOCK_BYTES
+    wanted = min(BLOCK_BYTES, record.num_bytes - start)
+    held = 0
+    while held < wanted:
+        got = os.preadv(descriptor, [into[held:wanted]], start + held)
+        if not got:
+            break
+        held += got
+    return into[:held]
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the names in a folder last."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def refusals(path: Path) -> Iterator[None]:
+    """Turn what the system refuses about ``path`` into a WorkError that names path and cause."""
+    try:
+        yield
+    except OSError as error:
+        raise WorkError(f"{path} could not be written: {error.strerror or error}.") from error
+
+
+def _sums(view: memoryview) -> list[str]:
+    return [_sum(view[start : start + BLOCK_BYTES]) for start in range(0, len(view), BLOCK_BYTES)]
+
+
+def _sum(data: Buffer) -> str:
+    return f"{zlib.crc32(data):0{_DIGITS}x}"

@@ -1,0 +1,133 @@
+"""The process that writes one rank's part of each save, so that the rank need not wait.
+
+    rank    ── WriteJob, Abandon ──►  writer     shared memory ─► file ─► note
+            ◄────── Outcome ────────             publisher: all notes ─► published step ─► prune
+
+It ends with the rank that started it, whatever it is doing then, and knows neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import deque
+from multiprocessing.connection import Connection
+
+from shoal.errors import WorkError
+from shoal.storage.catalog import prune_or_warn
+from shoal.storage.files import FileRecord, creating, flush_folder
+from shoal.storage.job import Abandon, Outcome, Publication, WriteJob
+from shoal.storage.parts import await_folder, gather_parts, note_failure, note_part
+from shoal.storage.publish import prepare, publish
+
+
+class _Abandoned(Exception):
+    """The rank gave the save up."""
+
+
+class Writer:
+    """Takes jobs from one rank, in their order."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._parent = os.getppid()
+        self._jobs: deque[WriteJob] = deque()
+        self._abandoned: set[str] = set()
+
+    def serve(self) -> None:
+        """Work until the rank ends; then raises EOFError."""
+        while True:
+            while not self._jobs:
+                self._hear()
+            job = self._jobs.popleft()
+            start = time.monotonic()
+            error = self._work(job)
+            outcome = Outcome(token=job.place.token, error=error, seconds=time.monotonic() - start)
+            self._connection.send(outcome)
+            self._abandoned.discard(job.place.token)
+
+    def _hear(self) -> None:
+        """Wait for a message and keep it."""
+        message = self._connection.recv()
+        if isinstance(message, Abandon):
+            self._abandoned.add(message.token)
+        else:
+            self._jobs.append(message)
+
+    def _check(self, token: str) -> None:
+        """Called between two pieces of work on a save; raises where it is not wanted any more."""
+        while self._connection.poll():
+            self._hear()
+        if os.getppid() != self._parent:
+            raise EOFError
+        if token in self._abandoned:
+            raise _Abandoned
+
+    def _work(self, job: WriteJob) -> str | None:
+        """Do one job; what went wrong, if anything did."""
+        token, temporary = job.place.token, job.place.temporary
+
+        def check() -> None:
+            self._check(token)
+
+        published = False
+        try:
+            check()
+            if job.publication is not None:
+                prepare(job.place, job.publication.num_bytes)
+            await_folder(temporary, check, job.patience_s)
+            note_part(temporary, job.name, self._write(job))
+            if job.publication is not None:
+                self._publish(job, job.publication)
+                published = True
+        except _Abandoned:
+            return "it was given up"
+        except EOFError:
+            raise
+        except Exception as error:  # the edge to the rank, which passes it on to all
+            problem = str(error) if isinstance(error, WorkError) else repr(error)
+            note_failure(temporary, job.name, problem)
+            return problem
+        finally:
+            if job.publication is not None and not published:
+                shutil.rmtree(temporary, ignore_errors=True)
+        return None
+
+    def _write(self, job: WriteJob) -> FileRecord:
+        path = job.place.temporary / job.name
+        memory = mmap.mmap(job.descriptor, job.num_bytes, prot=mmap.PROT_READ)
+        with creating(path, lambda: self._check(job.place.token)) as file:
+            file.write(memory)
+            record = file.finish()
+        flush_folder(job.place.temporary)
+        return record
+
+    def _publish(self, job: WriteJob, publication: Publication) -> None:
+        def check() -> None:
+            self._check(job.place.token)
+
+        temporary = job.place.temporary
+        shards = gather_parts(temporary, publication.names, check, job.patience_s)
+        check()
+        publish(job.place, shards, publication.contents)
+        prune_or_warn(job.place.folder, publication.keep)
+
+
+def main(descriptor: int) -> None:
+    """Serve the rank at the other end of a socket."""
+    # A terminal's Ctrl-C and a supervisor's SIGTERM reach the whole process group. The rank decides
+    # what becomes of a save; its end is the end of this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        Writer(Connection(descriptor)).serve()
+    except (EOFError, OSError):
+        os._exit(0)  # at once: the rank is gone, and nobody is left to be told anything
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,88 @@
+"""A rank's hold of the process that writes for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from shoal.storage.job import Abandon, Outcome, WriteJob
+
+_SOURCES = Path(__file__).parents[2]
+"""Where the package is found; the process needs nothing else beside Python itself."""
+
+END_S = 5.0
+"""Seconds for the process to end by itself once it is told to."""
+
+
+class WriterProcess:
+    """One such process, from ``start`` to ``close``."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: Connection) -> None:
+        self._process = process
+        self._connection = connection
+        self._ended = False
+
+    @classmethod
+    def start(cls, descriptors: Sequence[int]) -> WriterProcess:
+        """Start one that may read the shared memory behind ``descriptors``."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                # Without the packages of the environment, which take time to look through.
+                [sys.executable, "-S", "-m", "shoal.storage.writer", str(theirs.fileno())],
+                env={**os.environ, "PYTHONPATH": str(_SOURCES)},
+                pass_fds=(theirs.fileno(), *descriptors),
+                stdin=subprocess.DEVNULL,
+            )
+        return cls(process, Connection(ours.detach()))
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has been found dead; its jobs will get no outcome."""
+        return self._ended
+
+    @property
+    def last_word(self) -> str:
+        """How it ended."""
+        code = self._process.wait(END_S)
+        ending = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        return f"the process that writes for this rank ended {ending}"
+
+    def send(self, message: WriteJob | Abandon) -> None:
+        """Hand a message over; where the process is gone, the next ``receive`` says so."""
+        try:
+            self._connection.send(message)
+        except OSError:
+            self._ended = True
+
+    def receive(self, timeout_s: float) -> Outcome | None:
+        """The next outcome, if one comes in time."""
+        if self._ended:
+            return None
+        try:
+            if not self._connection.poll(timeout_s):
+                return None
+            outcome: Outcome = self._connection.recv()
+        except (EOFError, OSError):
+            self._ended = True
+            return None
+        return outcome
+
+    def close(self) -> None:
+        """End it, whatever it is doing."""
+        self._connection.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(END_S)
