@@ -71,7 +71,14 @@ def _note(folder: Path, report: FailureReport) -> None:
 def _run(folder: Path, *deeds: Callable[[], None], max_failures: int = 3) -> list[int]:
     gang = Gang(num_workers=2, device="cpu", threads=1, timeout_s=5, max_failures=max_failures)
     script = Script(folder=folder, deeds=deeds)
-    return run_gang(_play, script, gang, folder=folder / "ray", on_failure=partial(_note, folder))
+    return run_gang(
+        _play,
+        script,
+        gang,
+        folder=folder / "ray",
+        on_failure=partial(_note, folder),
+        before_termination=lambda: None,
+    )
 
 
 def test_every_way_to_lose_a_rank_is_recovered_from(tmp_path: Path, ray_session: Cluster) -> None:

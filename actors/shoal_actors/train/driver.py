@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shoal.checkpoint import RunFolder, newest
+from shoal.checkpoint import RunFolder, await_saves, newest
 from shoal.config import Config
 from shoal.data import DatasetSpec, load_tokenizer, prepare, tokenizer_name
 from shoal.errors import ConfigError, EndedEarly, WorkError
@@ -47,6 +47,9 @@ from shoal_actors.train.worker import LOGS_FOLDER, work
 
 TOKENS_FOLDER = ".tokens"
 """Cache of tokenized data in ``run.dir``; no run can have this name."""
+
+DRAIN_TIMEOUT_S = 20.0
+"""How long a run that is told to end waits for the saves under way: Kubernetes gives 30 seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -188,6 +191,9 @@ def _supervise(job: TrainJob, gang: Gang, console: Console) -> TrainResult:
                 gang,
                 folder=folder / LOGS_FOLDER / "ray",
                 on_failure=partial(_note_failure, folder),
+                before_termination=partial(
+                    await_saves, job.folder.checkpoints, timeout_s=DRAIN_TIMEOUT_S
+                ),
             )
         except RunFailed as error:
             failures = [each for each in events.poll() if each["event"] == EventKind.FAILURE]

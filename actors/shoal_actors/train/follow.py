@@ -84,6 +84,9 @@ class Follower:
                 return f"Going on from step {event['step']} ({event['path']})"
             case EventKind.SAVE:
                 return f"Saved step {event['step']}: {event['num_bytes']:,} bytes"
+            case EventKind.SAVE_FAILED:
+                again = " It is written once more." if event["is_tried_again"] else ""
+                return f"Step {event['step']} was not saved. {event['error']}{again}"
             case EventKind.FAILURE if not event["is_final"]:  # that is the command's last word
                 self._num_failures += 1
                 self._waiting_since = time.monotonic()

@@ -151,11 +151,13 @@ def run_gang(
     *,
     folder: Path,
     on_failure: Callable[[FailureReport], None],
+    before_termination: Callable[[], None],
 ) -> Value:
     """Call ``function(job)`` on each worker inside a default process group; rank 0's value.
 
     ``function`` reports its errors by ``RankFailed``. ``folder`` is on storage that all nodes
     share; Ray keeps its notes there. ``on_failure`` is called in another process of this machine.
+    ``before_termination`` is called at SIGTERM, while the workers still run.
 
     Raises RunFailed with the cause when no further attempt is made, another WorkError where Ray
     itself fails, and ConfigError where a worker
@@ -190,8 +192,14 @@ def run_gang(
         raise _ending(error) from None
     except RayError as error:
         raise WorkError(f"The run's controller or its Ray cluster was lost: {error}") from error
-    except (KeyboardInterrupt, Terminated):
+    except KeyboardInterrupt:
         trainer.abort()
+        raise
+    except Terminated:
+        try:
+            before_termination()
+        finally:  # also when told a second time
+            trainer.abort()
         raise
     return value
 

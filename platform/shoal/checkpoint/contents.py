@@ -48,15 +48,15 @@ def contents_of(parts: Sequence[Part]) -> Contents:
     return Contents(files=files, optimizer=_optimizer_record(parts))
 
 
-def with_attachments(contents: Contents, attachments: Mapping[str, Path | bytes]) -> Contents:
-    """Add files that travel with the checkpoint; raises WorkError for a name that leads out."""
-    files = dict(contents.files)
+def attached(attachments: Mapping[str, Path | bytes]) -> dict[str, Path | bytes]:
+    """Attachments by path in the checkpoint; raises WorkError for a name that leads out of it."""
+    files = {}
     for name, content in attachments.items():
         place = PurePosixPath(ATTACHMENTS, name)
         if PurePosixPath(name).is_absolute() or ".." in place.parts:
             raise WorkError(f"{name} is no name for a file inside a checkpoint.")
         files[str(place)] = content
-    return Contents(files=files, optimizer=contents.optimizer)
+    return files
 
 
 def _optimizer_record(parts: Sequence[Part]) -> OptimizerRecord | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from shoal.checkpoint.entry import Entry
-from shoal.checkpoint.index import Stored, StoredBlob
+from shoal.checkpoint.index import Stored, StoredBlob, StoredTensor
 from shoal.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Fit:
 
 def is_eight_bit(stored: Stored) -> bool:
     """Whether a tensor is stored in codes of 8 bits."""
-    return isinstance(stored, TensorStorageMetadata) and stored.properties.dtype == torch.uint8
+    return isinstance(stored, StoredTensor) and stored.dtype == torch.uint8
 
 
 def some(names: Iterable[str]) -> str:

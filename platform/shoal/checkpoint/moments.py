@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from shoal.checkpoint.entry import Entry
-from shoal.checkpoint.fit import Stored, is_eight_bit
+from shoal.checkpoint.fit import is_eight_bit
+from shoal.checkpoint.index import Stored
 from shoal.ops import eight_bit
 
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shoal.checkpoint.contents import Part, contents_of, with_attachments
+from shoal.checkpoint.contents import Part, attached, contents_of
 from shoal.checkpoint.peers import Peers
 from shoal.checkpoint.shard import Layout, lay_out, write_shard
 from shoal.checkpoint.snapshot import Snapshot, take_snapshot
@@ -106,7 +106,7 @@ def _prepare(
     """Only the first rank has ``parts``, and acts."""
     if not parts:
         return None
-    contents = with_attachments(contents_of(parts), attachments)
+    contents = contents_of(parts).beside(attached(attachments))
     prepare(place, num_bytes)
     return contents
 

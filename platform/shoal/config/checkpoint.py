@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from shoal.config.section import Section
 
 
 class CheckpointSettings(Section):
-    """``checkpoint``: interval, retention and resumption."""
+    """``checkpoint``: interval, retention, resumption, and what a save may cost."""
 
     every: int | None = Field(default=None, ge=1)
     """Steps between checkpoints; unset saves at the end only."""
@@ -19,3 +21,11 @@ class CheckpointSettings(Section):
     resume: str = Field(default="auto", min_length=1)
     """``auto`` goes on from the run's newest complete checkpoint, ``never`` refuses a folder that
     has one, a path starts from that checkpoint."""
+
+    asynchronous: bool = True
+    """Copy the state aside, up to twice, and write from there while the run goes on; false writes
+    while the run waits, without memory for copies."""
+
+    on_failure: Literal["stop", "retry", "warn"] = "stop"
+    """A save that failed ends the run by the next save at the latest (``stop``), or only if writing
+    the same state once more fails as well (``retry``), or costs that step alone (``warn``)."""

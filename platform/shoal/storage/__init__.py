@@ -5,6 +5,7 @@ Knows bytes and no tensors, so that the processes that write start in no time.
 
 from shoal.storage.catalog import (
     Step,
+    await_saves,
     clean,
     new_token,
     newest,
@@ -12,7 +13,6 @@ from shoal.storage.catalog import (
     prune_or_warn,
     step_name,
     steps,
-    under_way,
 )
 from shoal.storage.files import (
     BLOCK_BYTES,
@@ -34,13 +34,13 @@ from shoal.storage.verify import Damage, block_damages, damages, num_threads, ve
 from shoal.storage.writer_process import WriterProcess
 
 __all__ = [
-    "BLOCK_BYTES",
-    "MANIFEST_NAME",
     "Abandon",
+    "BLOCK_BYTES",
     "Buffer",
     "Contents",
     "Damage",
     "FileRecord",
+    "MANIFEST_NAME",
     "Manifest",
     "NewFile",
     "OptimizerRecord",
@@ -50,6 +50,7 @@ __all__ = [
     "Step",
     "WriteJob",
     "WriterProcess",
+    "await_saves",
     "block_damages",
     "clean",
     "creating",
@@ -64,6 +65,5 @@ __all__ = [
     "publish",
     "step_name",
     "steps",
-    "under_way",
     "verify",
 ]

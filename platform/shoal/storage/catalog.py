@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from shoal.storage.files import flush_folder
 from shoal.storage.verify import damages
 
 logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.25
 
 _STEP = re.compile(r"step-(\d{8,})")
 _LEFTOVER = re.compile(r"\.step-(\d{8,})\.(?:tmp|old)-[0-9a-f]{8}")
@@ -122,6 +125,18 @@ def clean(folder: Path) -> tuple[Path, ...]:
     return tuple(leftovers)
 
 
-def under_way(folder: Path) -> tuple[Path, ...]:
-    """Temporary folders of saves: those under way, and what killed ones left behind."""
-    return tuple(folder.glob(".step-*.tmp-*"))
+def await_saves(folder: Path, *, timeout_s: float) -> bool:
+    """Wait until no save is under way in a folder of checkpoints; whether that was in time.
+
+    For processes that neither save nor load. A save that waits for another follows within
+    milliseconds, so two looks must find none.
+    """
+    deadline = time.monotonic() + timeout_s
+    num_quiet = 0
+    while num_quiet < 2:
+        if time.monotonic() > deadline:
+            logger.warning("%s: a save was still under way after %g s.", folder, timeout_s)
+            return False
+        num_quiet = 0 if any(folder.glob(".step-*.tmp-*")) else num_quiet + 1
+        time.sleep(_LOOK_S)
+    return True

@@ -17,9 +17,6 @@ class WriteJob:
     name: str
     """The rank's file in the temporary folder."""
 
-    rank: int
-    """The rank."""
-
     descriptor: int
     """Shared memory that holds the file's bytes from its start."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.errors import WorkError
@@ -54,6 +54,10 @@ class Contents:
 
     optimizer: OptimizerRecord | None
     """Unset where the model is saved alone."""
+
+    def beside(self, files: Mapping[str, Path | bytes]) -> Contents:
+        """The same and more files."""
+        return replace(self, files={**self.files, **files})
 
 
 def prepare(place: Place, num_bytes: int) -> None:

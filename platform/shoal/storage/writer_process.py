@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,6 +26,7 @@ class WriterProcess:
     def __init__(self, process: subprocess.Popen[bytes], connection: Connection) -> None:
         self._process = process
         self._connection = connection
+        self._sending = threading.Lock()
         self._ended = False
 
     @classmethod
@@ -53,15 +55,16 @@ class WriterProcess:
 
     @property
     def last_word(self) -> str:
-        """How it ended."""
+        """How it ended, once ``has_ended``."""
         code = self._process.wait(END_S)
         ending = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         return f"the process that writes for this rank ended {ending}"
 
     def send(self, message: WriteJob | Abandon) -> None:
-        """Hand a message over; where the process is gone, the next ``receive`` says so."""
+        """Hand a message over, from any thread; a ``receive`` says where the process is gone."""
         try:
-            self._connection.send(message)
+            with self._sending:
+                self._connection.send(message)
         except OSError:
             self._ended = True
 
@@ -77,6 +80,11 @@ class WriterProcess:
             self._ended = True
             return None
         return outcome
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._ended = True
 
     def close(self) -> None:
         """End it, whatever it is doing."""

@@ -23,6 +23,8 @@ class EventKind(StrEnum):
     """An attempt goes on from a checkpoint."""
     SAVE = "save"
     """A checkpoint is complete."""
+    SAVE_FAILED = "save_failed"
+    """A checkpoint did not become complete."""
     FAILURE = "failure"
     """An attempt failed."""
     REFUSAL = "refusal"

@@ -1,6 +1,6 @@
 """The loop that every rank of a run goes through, from its start or resumption to its end.
 
-    build ─ fill or load ─┬─► read sequences ─ step ─ report ─┬─► save ─► end
+    build ─ fill or load ─┬─► read sequences ─ step ─ report ─┬─► save ─ drain ─► end
                           └────────────── again ◄─────────────┘
                                     (saving every few steps)
 
@@ -21,13 +21,17 @@ import torch
 import torch.distributed as dist
 
 from shoal.checkpoint import (
+    BackgroundSaver,
+    DirectSaver,
+    OnFailure,
+    Saver,
+    SaveReport,
     capture_rng,
+    clean,
     hf_attachments,
     load,
     newest,
-    prune,
     restore_rng,
-    save,
 )
 from shoal.config import Config, dump_config
 from shoal.data import Batch, Sampler, SequenceDataset, rank_share, tokenizer_name
@@ -120,7 +124,7 @@ class _Run:
         is_own = start is not None and start.parent == self.job.folder.checkpoints
         saved = step if is_own else None
         every = self.job.config.checkpoint.every
-        with self._metrics(step) as metrics:
+        with self._metrics(step) as metrics, self._saver() as saver:
             for ids in self._ids(step):
                 result = self.stepper.step(step, self._microbatches(ids))
                 step = result.step
@@ -129,19 +133,21 @@ class _Run:
                 if on_step is not None:
                     on_step(result)
                 if every is not None and step % every == 0:
-                    self._save(step)
+                    self._save(saver, step)
                     saved = step
+                saver.poll()
             if saved != step:
-                self._save(step)
+                self._save(saver, step)
+            saver.drain()
         return self._end(step)
 
     def _choose(self) -> Path | None:
         """The checkpoint to start from, as rank 0 sees it: others may not see the newest yet."""
-        choice = [
-            starting_point(self.job.folder.checkpoints, self.job.config.checkpoint.resume)
-            if self.rank == 0
-            else None
-        ]
+        choice: list[Path | None] = [None]
+        if self.rank == 0:
+            folder = self.job.folder.checkpoints
+            clean(folder)  # before: what an earlier attempt still writes is not published after
+            choice[0] = starting_point(folder, self.job.config.checkpoint.resume)
         dist.broadcast_object_list(choice, src=0)
         return choice[0]
 
@@ -185,26 +191,51 @@ class _Run:
         ):
             yield writer
 
-    def _save(self, step: int) -> None:
-        saved = save(
-            self.job.folder.checkpoints,
+    def _saver(self) -> Saver:
+        """What saves this run's steps."""
+        settings = self.job.config.checkpoint
+        folder, on_failure = self.job.folder.checkpoints, OnFailure(settings.on_failure)
+        if not settings.asynchronous:
+            return DirectSaver(
+                folder,
+                keep=settings.keep,
+                on_failure=on_failure,
+                note=self._note_save,
+                group=self.patient,
+            )
+        return BackgroundSaver(
+            folder,
+            keep=settings.keep,
+            on_failure=on_failure,
+            note=self._note_save,
+            patience_s=PATIENCE * self.job.config.cluster.timeout_s,
+            group=self.patient,
+        )
+
+    def _save(self, saver: Saver, step: int) -> None:
+        saver.save(
             step,
             model=self.model,
             optimizer=self.optimizer,
             counters={"step": step, "sampler": self.sampler.state_dict()},
             rng=capture_rng(),
             attachments=_attachments(self.job.config, self.model),
-            group=self.patient,
         )
-        self._note(
-            EventKind.SAVE,
-            step=step,
-            path=str(saved.path),
-            num_bytes=saved.num_bytes,
-            seconds=round(saved.seconds, 3),
-        )
-        if self.rank == 0:
-            prune(self.job.folder.checkpoints, self.job.config.checkpoint.keep)
+
+    def _note_save(self, report: SaveReport) -> None:
+        fields = {
+            "step": report.step,
+            "path": str(report.path),
+            "num_bytes": report.num_bytes,
+            "seconds": round(report.seconds, 3),
+            "stall_seconds": round(report.stall_s, 4),
+            "waited_seconds": round(report.waited_s, 4),
+        }
+        if report.error is None:
+            self._note(EventKind.SAVE, **fields)
+        else:
+            fields |= {"error": report.error, "is_tried_again": report.is_tried_again}
+            self._note(EventKind.SAVE_FAILED, **fields)
 
     def _end(self, step: int) -> TrainResult:
         last = newest(self.job.folder.checkpoints)

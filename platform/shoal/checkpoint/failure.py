@@ -1,0 +1,54 @@
+"""What becomes of a run when a save fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class OnFailure(StrEnum):
+    """``checkpoint.on_failure``."""
+
+    STOP = "stop"
+    """The run ends, with the cause."""
+
+    RETRY = "retry"
+    """The same state is written once more; if that fails as well, the run ends."""
+
+    WARN = "warn"
+    """The run goes on without that step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveReport:
+    """How a save came out, for the record."""
+
+    step: int
+    """Steps taken when it was saved."""
+
+    path: Path
+    """Folder of the step, there or not."""
+
+    num_bytes: int
+    """Bytes that all ranks write."""
+
+    seconds: float
+    """From its beginning until it was published or had failed."""
+
+    stall_s: float
+    """Of these, how long the first rank's loop waited."""
+
+    waited_s: float
+    """Of these again, how long for earlier saves to end, because all staging memory was taken."""
+
+    error: str | None
+    """Why it failed; unset if it did not."""
+
+    is_tried_again: bool = False
+    """Whether the same state is written once more."""
+
+
+Note = Callable[[SaveReport], None]
+"""Takes reports, on the first rank alone."""

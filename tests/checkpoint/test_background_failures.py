@@ -1,0 +1,189 @@
+"""Disks that refuse, and ranks that are killed, while steps are saved in the background."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shoal.checkpoint import OnFailure, clean, load, newest, steps, verify
+from shoal.errors import WorkError
+from tests.checkpoint.plain import model_of, trained
+from tests.checkpoint.saving import later, training, wait_until
+from tests.ranks import RankPool
+
+
+@contextmanager
+def _file_size_limit(num_bytes: int) -> Iterator[None]:
+    """Processes started here have writes cut short at the limit, and the next one refused."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def _fail_on_one_rank(folder: Path, failing: int) -> str:
+    """One rank's writer gets a short write and then a refusal; what this rank is told."""
+    try:
+        with ExitStack() as stack:
+            with _file_size_limit(2000 if dist.get_rank() == failing else 2**40):
+                trainer = stack.enter_context(training(folder))  # its writer keeps the limit
+            trainer.save(2)
+            trainer.step()
+            trainer.saver.drain()
+    except WorkError as error:
+        return str(error)
+    return "saved"
+
+
+def _save_one(folder: Path, step: int) -> None:
+    with training(folder) as trainer:
+        trainer.save(step)
+        trainer.saver.drain()
+
+
+def _assert_loads(path: Path) -> None:
+    model = model_of(9)
+    load(path, model=model, optimizer=trained(model, num_steps=0))
+    assert torch.equal(model.get_parameter("2.bias"), _trained_bias())
+
+
+def _trained_bias() -> torch.Tensor:
+    model = model_of(1)
+    trained(model, num_steps=1)
+    return model.get_parameter("2.bias").detach()
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_short_write_then_a_refused_one_reaches_every_rank(
+    ranks: RankPool, tmp_path: Path, failing: int
+) -> None:
+    ranks.run(2, _save_one, tmp_path, 1)
+    messages = ranks.run(2, _fail_on_one_rank, tmp_path, failing)
+    assert messages[0] == messages[1]
+    assert f"__{failing}_0.distcp could not be written: File too large" in messages[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    _assert_loads(tmp_path / "step-00000001")
+
+
+@contextmanager
+def _mounted(disk: Path, *mount: str) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a file system")
+    disk.mkdir()
+    if subprocess.run(["mount", *mount, str(disk)], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_full_disk_costs_the_steps_that_find_no_room(tmp_path: Path) -> None:
+    with _mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=256k", "tmpfs") as disk:
+        with training(disk, on_failure=OnFailure.WARN) as trainer:
+            trainer.save(1)
+            trainer.saver.drain()
+            (disk / "filler").write_bytes(bytes(os.statvfs(disk).f_bavail * 4096 - 40960))
+            trainer.step()
+            trainer.save(2)
+            trainer.step()
+            trainer.save(3)
+            _assert_loads(disk / "step-00000001")
+            wait_until(lambda: trainer.saver.num_under_way(poll=True) == 0)
+            (disk / "filler").unlink()
+            trainer.step()
+            trainer.save(4)
+            trainer.saver.drain()
+        assert [step.number for step in steps(disk)] == [1, 4]
+        assert {path.name[:5] for path in disk.iterdir()} == {"step-"}
+    told = trainer.errors()
+    assert [step for step, _, _ in told] == [1, 2, 3, 4]
+    assert all("No space left" in str(e) or "has no room" in str(e) for _, e, _ in told[1:3])
+
+
+def test_a_disk_that_became_read_only_is_told_and_its_step_still_loads(tmp_path: Path) -> None:
+    with _mounted(tmp_path / "disk", "-t", "tmpfs", "tmpfs") as disk:
+        with pytest.raises(WorkError, match="could not be written: Read-only file system"):
+            with training(disk) as trainer:
+                trainer.save(1)
+                trainer.saver.drain()
+                subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+                trainer.save(2)
+                trainer.saver.drain()
+        _assert_loads(disk / "step-00000001")
+        assert [step.number for step in steps(disk)] == [1]
+
+
+def _train_until_killed(folder: Path, connection: Connection) -> None:
+    with training(folder) as trainer:
+        trainer.save(1)
+        trainer.saver.drain()
+        os.kill(trainer.saver.writer_pid, signal.SIGSTOP)
+        trainer.save(2)
+        trainer.step()
+        connection.send(trainer.saver.writer_pid)
+        signal.pause()
+
+
+@pytest.mark.parametrize("is_writing", [False, True])
+def test_a_killed_rank_takes_its_writer_along_and_publishes_nothing_later(
+    tmp_path: Path, is_writing: bool
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_train_until_killed, args=(tmp_path, theirs))
+    process.start()
+    theirs.close()
+    writer = ours.recv()
+    if is_writing:
+        # It is at a save whose folder a new attempt has put away meanwhile.
+        os.kill(writer, signal.SIGCONT)
+    process.kill()
+    process.join()
+    process.close()
+    ours.close()
+    os.kill(writer, signal.SIGCONT)
+    wait_until(lambda: not Path(f"/proc/{writer}").exists())
+    clean(tmp_path)
+    found = [step.number for step in steps(tmp_path)]
+    assert found == [1] if not is_writing else found in ([1], [1, 2])
+    assert {path.name[:5] for path in tmp_path.iterdir()} == {"step-"}
+    last = newest(tmp_path)
+    assert last is not None and verify(last.path) == ()
+
+
+def test_a_new_attempt_shuts_an_old_writer_out(tmp_path: Path) -> None:
+    """What is cleaned away before a start cannot be published after it."""
+    with pytest.raises(WorkError, match="No such file or directory"):
+        with training(tmp_path) as trainer:
+            trainer.save(1)
+            trainer.saver.drain()
+            blocked = tmp_path / "attached"
+            os.mkfifo(blocked)
+            trainer.saver.save(
+                2,
+                model=trainer.model,
+                optimizer=trainer.optimizer,
+                counters={},
+                attachments={"slow": blocked},  # the publisher waits here for somebody to write
+            )
+            wait_until(lambda: any(tmp_path.glob(".step-*/attachments")))
+            assert len(clean(tmp_path)) == 1
+            descriptor = os.open(blocked, os.O_RDWR)  # does not wait for the other end
+            os.write(descriptor, b"at last")
+            later(0.3, lambda: os.close(descriptor)).join()
+            trainer.saver.drain()
+    assert [step.number for step in steps(tmp_path)] == [1]
