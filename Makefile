@@ -12,7 +12,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-full bench bench-engine bench-serve storm-serve fuzz-serve lint format docs clean
+.PHONY: help demo serve test test-full bench bench-engine bench-serve bench-checkpoint storm-serve fuzz-serve lint format docs clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -59,6 +59,9 @@ $(VENV)-vllm/.ready: requirements/vllm.txt
 
 bench-engine: $(READY) $(VENV)-vllm/.ready  ## serving engine side by side with vLLM
 	$(RUN) -m shoal bench engine --against vllm
+
+bench-checkpoint: $(READY)  ## saves and loads side by side with torch DCP and a plain write
+	$(RUN) -m shoal bench checkpoint --against dcp
 
 bench-serve: $(READY)  ## clients over HTTP side by side with the engine alone
 	$(RUN) -m shoal bench serve

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def _save_both_ways(folder: Path) -> float:
     with BackgroundSaver(folder / "background", note=reports.append, patience_s=20) as saver:
         for step in (1, 2, 3, 4):
             run.step(step)
-            same = {"counters": {"step": step}, "rng": capture_rng()}
+            same: dict[str, Any] = {"counters": {"step": step}, "rng": capture_rng()}
             if step == 2:
                 save(folder / "direct", step, model=run.model, optimizer=run.optimizer, **same)
             saver.save(step, model=run.model, optimizer=run.optimizer, **same)

@@ -151,7 +151,7 @@ def run_gang(
     *,
     folder: Path,
     on_failure: Callable[[FailureReport], None],
-    before_termination: Callable[[], None],
+    before_termination: Callable[[], object],
 ) -> Value:
     """Call ``function(job)`` on each worker inside a default process group; rank 0's value.
 

@@ -45,19 +45,24 @@ def ours(name: str, level: Level) -> Contender:
     """Our adapter with both axes of the mesh at ``level``."""
 
     def build(config: DecoderConfig) -> Step:
-        model = _decoder(config, torch.float32)
-        ranks = (1, dist.get_world_size())
-        mesh = init_device_mesh("cpu", ranks, mesh_dim_names=("outer", "inner"))
-        placements = placements_for(Level.REPLICATE, level)
-        precision = MixedPrecision(compute=torch.bfloat16)
-        with fully_shard_context("cpu"):
-            for unit in _units(model):
-                fully_shard(unit, mesh, placements, precision=precision)
-        optimizer = _adamw(model.parameters())
-        fully_shard_optimizer(optimizer)
-        return _step(model, optimizer)
+        return step_of(*our_training(config, level))
 
     return Contender(name=f"shoal {name}", build=build)
+
+
+def our_training(config: DecoderConfig, level: Level) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A decoder under our adapter, and its optimizer."""
+    model = _decoder(config, torch.float32)
+    ranks = (1, dist.get_world_size())
+    mesh = init_device_mesh("cpu", ranks, mesh_dim_names=("outer", "inner"))
+    placements = placements_for(Level.REPLICATE, level)
+    precision = MixedPrecision(compute=torch.bfloat16)
+    with fully_shard_context("cpu"):
+        for unit in _units(model):
+            fully_shard(unit, mesh, placements, precision=precision)
+    optimizer = _adamw(model.parameters())
+    fully_shard_optimizer(optimizer)
+    return model, optimizer
 
 
 def fsdp2(name: str, *, reshard_after_forward: bool | None) -> Contender:
@@ -71,7 +76,7 @@ def fsdp2(name: str, *, reshard_after_forward: bool | None) -> Contender:
             fsdp.fully_shard(
                 unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward
             )
-        return _step(model, _adamw(model.parameters()))
+        return step_of(model, _adamw(model.parameters()))
 
     return Contender(name=f"FSDP2 {name}", build=build)
 
@@ -119,7 +124,9 @@ def _backward(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor) -> t
     return loss.detach()
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    """A step of a model and its optimizer."""
+
     def step(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         loss = _backward(model, tokens, labels)
         optimizer.step()

@@ -65,3 +65,21 @@ def serve(overrides: Overrides = None, as_json: AsJson = False) -> None:
     typer.echo("Measuring; this takes some minutes.", err=True)
     report = bench_serve(overrides=tuple(overrides or ()))
     typer.echo(json.dumps(report.json(), indent=2) if as_json else report.text())
+
+
+@app.command()
+def checkpoint(
+    against: Annotated[
+        Literal["dcp"], typer.Option(help="What to run beside it in turns.")
+    ] = "dcp",
+    folder: Annotated[
+        Path, typer.Option(help="A folder on the disk to measure; it is left as it was.")
+    ] = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Time saves in the background and loads on two ranks, beside DCP and a plain write."""
+    from shoal.bench import bench_checkpoint  # torch takes seconds to load
+
+    typer.echo("Measuring; this takes a minute or two.", err=True)
+    report = bench_checkpoint(folder=folder, against=against)
+    typer.echo(json.dumps(report.json(), indent=2) if as_json else report.text())

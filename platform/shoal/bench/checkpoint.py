@@ -1,0 +1,240 @@
+"""Saving and loading of ours beside torch's DCP and a plain write, in one run and in turns.
+
+A small decoder is trained at ZeRO-3 on ranks of one thread each. DCP is given the same tensors in
+its cheapest form: each rank's rows under names of its own, without anything to match or exchange.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.multiprocessing.spawn import ProcessException, spawn
+
+from shoal.bench.checkpoint_report import CheckpointReport, Round
+from shoal.bench.contenders import Step, our_training, step_of
+from shoal.checkpoint import BackgroundSaver, Manifest, SaveReport, load, step_name
+from shoal.config import Level
+from shoal.errors import ConfigError, WorkError
+from shoal.fsdp import sharded_parameters
+from shoal.models import DecoderConfig
+
+_WRITE_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointBenchSetup:
+    """What is saved, and how often."""
+
+    hidden_size: int = 512
+    num_layers: int = 8
+    vocab_size: int = 4096
+    """Together 30M parameters with the defaults: 360 MB with moments."""
+
+    sequences: int = 2
+    length: int = 128
+    """Tokens of a step on each rank."""
+
+    loop_steps: int = 6
+    """Steps of the loop that goes on while a save is under way."""
+
+    ranks: int = 2
+
+    rounds: int = 7
+    """Timed; one more goes before to warm up."""
+
+    @property
+    def decoder(self) -> DecoderConfig:
+        """The dense decoder whose state is saved."""
+        return DecoderConfig.from_hf(
+            {
+                "model_type": "llama",
+                "hidden_size": self.hidden_size,
+                "intermediate_size": self.hidden_size * 11 // 4,
+                "num_hidden_layers": self.num_layers,
+                "num_attention_heads": max(1, self.hidden_size // 64),
+                "vocab_size": self.vocab_size,
+                "max_position_embeddings": self.length,
+                "tie_word_embeddings": False,
+            }
+        )
+
+
+def bench_checkpoint(
+    *, folder: Path, against: str = "dcp", setup: CheckpointBenchSetup | None = None
+) -> CheckpointReport:
+    """Time saves and loads on the disk of ``folder`` beside ``"dcp"``; takes a minute or two.
+
+    Raises ConfigError for another name and WorkError if a rank fails.
+    """
+    if against != "dcp":
+        raise ConfigError("against", against, "nothing is known by that name", "Use dcp")
+    setup = setup or CheckpointBenchSetup()
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".bench-checkpoint-") as place:
+        try:
+            spawn(_run_rank, (place, setup), nprocs=setup.ranks)
+        except ProcessException as error:
+            raise WorkError(f"A rank of the benchmark failed: {error}") from error
+        found = json.loads((Path(place) / "times").read_text())
+    return CheckpointReport(
+        num_bytes=found["num_bytes"],
+        ranks=setup.ranks,
+        rounds=tuple(Round(**times) for times in found["rounds"]),
+    )
+
+
+def _run_rank(rank: int, place: str, setup: CheckpointBenchSetup) -> None:
+    """Time everything on one of the ranks; the first rank writes the times."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", module="torch.distributed.*")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{place}/store", rank=rank, world_size=setup.ranks
+    )
+    model, optimizer = our_training(setup.decoder, Level.PARAMETERS)
+    reports: list[SaveReport] = []
+    with BackgroundSaver(
+        Path(place) / "ours", keep=1, note=reports.append, patience_s=600
+    ) as saver:
+        bench = _Bench(
+            place=Path(place),
+            setup=setup,
+            model=model,
+            optimizer=optimizer,
+            saver=saver,
+            reports=reports,
+        )
+        rounds = [bench.round(turn) for turn in range(setup.rounds + 1)]
+    if rank == 0:
+        found = {"num_bytes": bench.num_bytes, "rounds": rounds[1:]}
+        (Path(place) / "times").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Bench:
+    """The measurements of one rank."""
+
+    place: Path
+    setup: CheckpointBenchSetup
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    saver: BackgroundSaver
+    reports: list[SaveReport]
+    num_bytes: int = 0
+    _step: Step = field(init=False)
+    _number: int = 0
+
+    def __post_init__(self) -> None:
+        self._step = step_of(self.model, self.optimizer)
+        shape = (self.setup.sequences, self.setup.length + 1)
+        batch = torch.randint(self.setup.vocab_size, shape)
+        self._batch = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
+        self._train()
+
+    def round(self, turn: int) -> dict[str, float]:
+        """Every measurement once, in an order that turns with the rounds; seconds by name."""
+        parts: list[Callable[[dict[str, float]], None]] = [
+            self._loops,
+            self._write,
+            self._plain,
+            self._dcp,
+        ]
+        times: dict[str, float] = {}
+        for part in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
+            part(times)
+        return times
+
+    def _train(self) -> None:
+        self._step(*self._batch)
+
+    def _save(self) -> None:
+        self._number += 1
+        self.saver.save(
+            self._number,
+            model=self.model,
+            optimizer=self.optimizer,
+            counters={"step": self._number},
+        )
+
+    def _loops(self, times: dict[str, float]) -> None:
+        """The loop without a save, and with one under way."""
+        with _timed(times, "loop_s"):
+            for _ in range(self.setup.loop_steps):
+                self._train()
+        with _timed(times, "loop_with_save_s"):
+            self._save()
+            for _ in range(self.setup.loop_steps):
+                self._train()
+        self.saver.drain()
+        times["stall_s"] = self.reports[-1].stall_s if self.reports else 0.0
+
+    def _write(self, times: dict[str, float]) -> None:
+        """A save from its beginning until it is published, then a load of it."""
+        with _timed(times, "write_s"):
+            self._save()
+            self.saver.drain()
+        path = self.place / "ours" / step_name(self._number)
+        self.num_bytes = Manifest.read(path).num_bytes
+        with _timed(times, "load_s"):
+            load(path, model=self.model, optimizer=self.optimizer)
+
+    def _plain(self, times: dict[str, float]) -> None:
+        """One process writes as many bytes to one file."""
+        file = self.place / "plain"
+        memory = memoryview(os.urandom(_WRITE_BYTES))
+        with _timed(times, "plain_s"):
+            if dist.get_rank() == 0:
+                with file.open("wb", buffering=0) as stream:
+                    for start in range(0, self.num_bytes, _WRITE_BYTES):
+                        stream.write(memory[: self.num_bytes - start])
+                    os.fsync(stream.fileno())
+        if dist.get_rank() == 0:
+            file.unlink(missing_ok=True)
+
+    def _dcp(self, times: dict[str, float]) -> None:
+        """A save of the same tensors by DCP, and a load of it."""
+        path = self.place / "dcp"
+        state = self._state()
+        with _timed(times, "dcp_save_s"):
+            dcp.save(state, checkpoint_id=path)
+        with _timed(times, "dcp_load_s"):
+            dcp.load(state, checkpoint_id=path)
+        if dist.get_rank() == 0:
+            shutil.rmtree(path)
+
+    def _state(self) -> dict[str, Any]:
+        """This rank's rows, under names that no other rank has."""
+        rank = dist.get_rank()
+        return {
+            f"{parameter.name}.{name}.{rank}": value.detach()
+            for parameter in sharded_parameters(self.model)
+            for name, value in {
+                "weight": parameter.local,
+                **self.optimizer.state[parameter.local],
+            }.items()
+            if parameter.local.numel()
+        }
+
+
+@contextmanager
+def _timed(times: dict[str, float], name: str) -> Iterator[None]:
+    """Seconds that the block takes all ranks together."""
+    dist.barrier()
+    start = time.perf_counter()
+    yield
+    dist.barrier()
+    times[name] = time.perf_counter() - start
