@@ -141,7 +141,12 @@ class BackgroundSaver:
         try:
             beside = attached(attachments or {})
             snapshot = take_snapshot(
-                model=model, optimizer=optimizer, counters=counters, rng=rng, rank=self._peers.rank
+                model=model,
+                optimizer=optimizer,
+                counters=counters,
+                rng=rng,
+                rank=self._peers.rank,
+                num_ranks=self._peers.size,
             )
             described = self._describe(snapshot)
         except ShoalError as error:  # the others would wait for this rank: all are told first

@@ -12,7 +12,7 @@ No key names a rank's place in a layout (``rng`` apart), so any layout can read 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -23,6 +23,11 @@ from shoal.fsdp.unit import unit_of
 
 COMPILED_PREFIX = "_orig_mod."
 """What ``torch.compile`` puts into names; a checkpoint must not depend on it."""
+
+DIVIDED_BYTES = 4 * 2**20
+"""Replicas divide the writing of parameters of this size by rows."""
+
+_NO_ROWS = slice(0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,26 +46,45 @@ class Entry:
     local: torch.Tensor
     """The rows held here, ``[rows, *shape[1:]]``, or the scalar. Loading fills it in place."""
 
-    primary: bool
-    """Whether this rank writes the rows; of several holders exactly one does."""
+    rows: slice | None = None
+    """Which of the rows held here this rank writes, or of a scalar whether, as one row; unset for
+    all. Of several holders of a row exactly one writes it."""
 
     @property
     def key(self) -> str:
         """The global name."""
         return ".".join(self.path)
 
+    @property
+    def written(self) -> Entry | None:
+        """The part that this rank writes, if any."""
+        if self.rows is None:
+            return self
+        if self.rows.start >= self.rows.stop:
+            return None
+        if not self.shape:
+            return self
+        start = self.row_start + self.rows.start
+        return replace(self, row_start=start, local=self.local[self.rows], rows=None)
 
-def held_parameters(model: nn.Module, *, first_rank: bool) -> tuple[ShardedParameter, ...]:
+
+def held_parameters(model: nn.Module, *, rank: int, num_ranks: int) -> tuple[ShardedParameter, ...]:
     """What this rank holds of a sharded model's parameters, or of a plain one's.
 
-    A plain model is a replica on every rank, and the first rank stands for all. Raises ConfigError
-    for a model of which only a part is sharded.
+    A plain model is a replica on every rank. Raises ConfigError for a model of which only a part is
+    sharded.
     """
     if any(unit_of(module) is not None for module in model.modules()):
         return sharded_parameters(model)
     return tuple(
         ShardedParameter(
-            names=(name,), shape=value.shape, row_start=0, local=value, primary=first_rank
+            names=(name,),
+            shape=value.shape,
+            row_start=0,
+            local=value,
+            primary=rank == 0,
+            replica=rank,
+            num_replicas=num_ranks,
         )
         for name, value in model.named_parameters()
     )
@@ -74,9 +98,9 @@ def weight_entries(parameters: Sequence[ShardedParameter]) -> list[Entry]:
             shape=parameter.shape,
             row_start=parameter.row_start,
             local=parameter.local.detach(),
-            primary=parameter.primary,
+            rows=_share(index, parameter),
         )
-        for parameter in parameters
+        for index, parameter in enumerate(parameters)
         if parameter.local.numel()
     ]
 
@@ -92,7 +116,7 @@ def buffer_entries(model: nn.Module, *, first_rank: bool, copies: bool) -> list[
             shape=buffer.shape,
             row_start=0,
             local=buffer.detach().clone() if copies else buffer.detach(),
-            primary=first_rank,
+            rows=None if first_rank else _NO_ROWS,
         )
         for name, buffer in persistent_buffers(model).items()
         if buffer.numel()
@@ -121,16 +145,17 @@ def optimizer_entries(
 ) -> list[Entry]:
     """Every state of every parameter of which this rank holds rows.
 
-    A scalar has no dimension, every other state has one row for each row of the parameter; the
-    holder of a parameter's first row stands for its scalars. Raises WorkError for a state of
+    A scalar has no dimension, every other state has one row for each row of the parameter; who
+    writes a parameter's first row writes its scalars. Raises WorkError for a state of
     another form.
     """
     entries = []
-    for parameter in parameters:
+    for index, parameter in enumerate(parameters):
         if not parameter.local.numel():
             continue
+        rows = _share(index, parameter)
         for name, value in sorted(optimizer.state.get(parameter.local, {}).items()):
-            entries.append(_state_entry(parameter, name, value))
+            entries.append(_state_entry(parameter, name, value, rows))
     return entries
 
 
@@ -165,13 +190,12 @@ def rng_entries(rng: Mapping[str, torch.Tensor], rank: int) -> list[Entry]:
             shape=state.shape,
             row_start=0,
             local=state,
-            primary=True,
         )
         for device, state in sorted(rng.items())
     ]
 
 
-def _state_entry(parameter: ShardedParameter, name: str, value: object) -> Entry:
+def _state_entry(parameter: ShardedParameter, name: str, value: object, share: slice) -> Entry:
     path = ("optimizer", _plain(parameter.name), name)
     if not isinstance(value, torch.Tensor):
         raise WorkError(
@@ -183,7 +207,7 @@ def _state_entry(parameter: ShardedParameter, name: str, value: object) -> Entry
             shape=torch.Size(),
             row_start=0,
             local=value.detach(),
-            primary=_holds_first_row(parameter),
+            rows=share if parameter.row_start + share.start == 0 else _NO_ROWS,
         )
     rows = parameter.local.shape[0]
     if value.shape[0] != rows:
@@ -196,8 +220,25 @@ def _state_entry(parameter: ShardedParameter, name: str, value: object) -> Entry
         shape=torch.Size([parameter.shape[0], *value.shape[1:]]),
         row_start=parameter.row_start,
         local=value.detach(),
-        primary=parameter.primary,
+        rows=share,
     )
+
+
+def _share(index: int, parameter: ShardedParameter) -> slice:
+    """Which of its rows here this rank writes: replicas divide the work.
+
+    Large parameters are divided by rows and small ones dealt out in turn, the ``index``-th of the
+    model to whoever's turn it is, so that no replica has much more than its part and nothing is in
+    crumbs.
+    """
+    num_rows = parameter.local.shape[0] if parameter.shape else 1
+    if parameter.num_replicas == 1:
+        return slice(0, num_rows) if parameter.primary else _NO_ROWS
+    if parameter.local.nbytes >= DIVIDED_BYTES and num_rows >= parameter.num_replicas:
+        start = num_rows * parameter.replica // parameter.num_replicas
+        return slice(start, num_rows * (parameter.replica + 1) // parameter.num_replicas)
+    its_turn = index % parameter.num_replicas == parameter.replica
+    return slice(0, num_rows) if its_turn else _NO_ROWS
 
 
 def _holds_first_row(parameter: ShardedParameter) -> bool:

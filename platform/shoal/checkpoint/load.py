@@ -87,7 +87,7 @@ def load(
         stateless=manifest.optimizer.stateless if manifest.optimizer else (),
         allow=allow,
     )
-    parameters = held_parameters(model, first_rank=peers.first)
+    parameters = held_parameters(model, rank=peers.rank, num_ranks=peers.size)
     if optimizer is not None and manifest.optimizer is None:
         raise fit.unfit("it holds no optimizer state", "Start anew from its weights alone")
     reading = peers.each(

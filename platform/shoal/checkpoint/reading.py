@@ -113,7 +113,7 @@ class CheckpointReader:
         stored = self.keys[key]
         assert isinstance(stored, StoredTensor)
         value = torch.empty(stored.shape, dtype=stored.dtype)
-        return Entry(path=stored.path, shape=stored.shape, row_start=0, local=value, primary=False)
+        return Entry(path=stored.path, shape=stored.shape, row_start=0, local=value)
 
     def value(self, key: str) -> Any:
         """What is no tensor."""

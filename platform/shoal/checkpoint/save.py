@@ -78,7 +78,12 @@ def save(
 
     def look() -> tuple[Snapshot, Layout]:
         snapshot = take_snapshot(
-            model=model, optimizer=optimizer, counters=counters, rng=rng, rank=peers.rank
+            model=model,
+            optimizer=optimizer,
+            counters=counters,
+            rng=rng,
+            rank=peers.rank,
+            num_ranks=peers.size,
         )
         return snapshot, lay_out(peers.rank, snapshot.entries, snapshot.blobs)
 

@@ -48,18 +48,20 @@ def take_snapshot(
     counters: Mapping[str, object],
     rng: Mapping[str, torch.Tensor] | None,
     rank: int,
+    num_ranks: int,
 ) -> Snapshot:
-    """Collect what this rank writes: its primary rows, its generators, on the first rank the rest.
+    """Collect what this rank writes: its rows, its generators, on the first rank the rest.
 
     Raises WorkError for state that a checkpoint cannot keep.
     """
     first = rank == 0
-    parameters = held_parameters(model, first_rank=first)
+    parameters = held_parameters(model, rank=rank, num_ranks=num_ranks)
     entries = weight_entries(parameters) + buffer_entries(model, first_rank=first, copies=True)
     if optimizer is not None:
         entries += optimizer_entries(optimizer, parameters)
+    written = [part for entry in entries if (part := entry.written) is not None]
     return Snapshot(
-        entries=(*(entry for entry in entries if entry.primary), *rng_entries(rng or {}, rank)),
+        entries=(*written, *rng_entries(rng or {}, rank)),
         blobs=(pack(("counters",), dict(counters)),) if first else (),
         optimizer_kind=None if optimizer is None else type(optimizer).__name__,
         stateless=stateless_names(optimizer, parameters) if optimizer is not None else frozenset(),

@@ -39,8 +39,6 @@ class CheckpointWeights:
         stored = self._reader.keys[f"model.{name}"]
         assert isinstance(stored, StoredTensor)
         rows = torch.empty(stop - start, *stored.shape[1:], dtype=stored.dtype)
-        entry = Entry(
-            path=("model", name), shape=stored.shape, row_start=start, local=rows, primary=False
-        )
+        entry = Entry(path=("model", name), shape=stored.shape, row_start=start, local=rows)
         self._reader.fill([entry])
         return rows

@@ -139,10 +139,17 @@ class ParameterGroup:
     @property
     def primary(self) -> bool:
         """Whether this rank is the first of those with equal main weights, and stands for them."""
-        if self.is_copy:
-            return False
-        kinds = zip(self.placements.optimizer, self.grid.ranks, strict=True)
-        return all(rank == 0 for kind, rank in kinds if isinstance(kind, Replicate))
+        return not self.is_copy and self.replica == 0
+
+    @property
+    def replica(self) -> int:
+        """Which of the ranks with equal main weights this is, the outer axis counting most."""
+        place = 0
+        axes = zip(self.placements.optimizer, self.grid.ranks, self.grid.sizes, strict=True)
+        for kind, rank, size in axes:
+            if isinstance(kind, Replicate):
+                place = place * size + rank
+        return place
 
     @property
     def num_replicas(self) -> int:

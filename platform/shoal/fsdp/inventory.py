@@ -61,6 +61,8 @@ def sharded_parameters(model: nn.Module) -> tuple[ShardedParameter, ...]:
                     row_start=first_row,
                     local=entry.local,
                     primary=group.primary,
+                    replica=group.replica,
+                    num_replicas=1 if group.is_copy else group.num_replicas,
                 )
             )
     covered = {name for parameter in found for name in parameter.names}

@@ -33,6 +33,12 @@ class ShardedParameter:
     primary: bool
     """Whether this rank stands for the rows; of ranks with equal replicas exactly one does."""
 
+    replica: int = 0
+    """Which of the ranks with equal replicas this is; 0 is the primary one."""
+
+    num_replicas: int = 1
+    """How many these are. 1 without being primary is a copy for which another unit stands."""
+
     @property
     def name(self) -> str:
         """The canonical name."""
