@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from shoal.checkpoint import capture_rng, load, save
+from shoal.checkpoint import CheckpointWeights, capture_rng, load, save
 from shoal.fsdp import sharded_parameters
 from tests.checkpoint import toy
 from tests.ranks import RankPool
@@ -106,3 +107,23 @@ def test_equal_rows_are_written_once(saved: tuple[Path, Any]) -> None:
     num_bytes = sum(value.nbytes for values in state.values() for value in values.values())
     on_disk = sum(file.stat().st_size for file in path.glob("*.distcp"))
     assert num_bytes < on_disk < num_bytes + 150_000, "more than headers and generators"
+
+
+def _save_replicas(folder: Path) -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Embedding(2053, 515), nn.Linear(5, 3), nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    save(folder, 1, model=model, optimizer=optimizer, counters={})
+    return {name: value.detach() for name, value in model.named_parameters()}
+
+
+def test_replicas_divide_the_writing(ranks: RankPool, tmp_path: Path) -> None:
+    before, _ = ranks.run(2, _save_replicas, tmp_path)
+    path = tmp_path / "step-00000001"
+    sizes = [(path / f"__{rank}_0.distcp").stat().st_size for rank in range(2)]
+    assert 2053 * 515 * 2 < min(sizes) and max(sizes) < 1.01 * min(sizes) + 10_000
+    weights = CheckpointWeights(path)
+    assert weights.shapes() == {name: value.shape for name, value in before.items()}
+    for name, value in before.items():
+        assert torch.equal(weights.rows(name, 0, len(value)), value)
+        assert torch.equal(weights.rows(name, 1, len(value)), value[1:])

@@ -14,22 +14,22 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.multiprocessing.spawn import ProcessException, spawn
 
 from shoal.bench.checkpoint_report import CheckpointReport, Round
-from shoal.bench.contenders import Step, our_training, step_of
+from shoal.bench.contenders import our_training, step_of
 from shoal.checkpoint import BackgroundSaver, Manifest, SaveReport, load, step_name
 from shoal.config import Level
 from shoal.errors import ConfigError, WorkError
-from shoal.fsdp import sharded_parameters
+from shoal.fsdp import sharded_parameters, sync_weights
 from shoal.models import DecoderConfig
 
 _WRITE_BYTES = 16 * 2**20
@@ -109,8 +109,8 @@ def _run_rank(rank: int, place: str, setup: CheckpointBenchSetup) -> None:
         Path(place) / "ours", keep=1, note=reports.append, patience_s=600
     ) as saver:
         bench = _Bench(
-            place=Path(place),
-            setup=setup,
+            Path(place),
+            setup,
             model=model,
             optimizer=optimizer,
             saver=saver,
@@ -124,24 +124,29 @@ def _run_rank(rank: int, place: str, setup: CheckpointBenchSetup) -> None:
     dist.destroy_process_group()
 
 
-@dataclass(slots=True, kw_only=True)
 class _Bench:
     """The measurements of one rank."""
 
-    place: Path
-    setup: CheckpointBenchSetup
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    saver: BackgroundSaver
-    reports: list[SaveReport]
-    num_bytes: int = 0
-    _step: Step = field(init=False)
-    _number: int = 0
-
-    def __post_init__(self) -> None:
-        self._step = step_of(self.model, self.optimizer)
-        shape = (self.setup.sequences, self.setup.length + 1)
-        batch = torch.randint(self.setup.vocab_size, shape)
+    def __init__(
+        self,
+        place: Path,
+        setup: CheckpointBenchSetup,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        saver: BackgroundSaver,
+        reports: list[SaveReport],
+    ) -> None:
+        self.num_bytes = 0
+        self._place = place
+        self._setup = setup
+        self._model = model
+        self._optimizer = optimizer
+        self._saver = saver
+        self._reports = reports
+        self._number = 0
+        self._step = step_of(model, optimizer)
+        batch = torch.randint(setup.vocab_size, (setup.sequences, setup.length + 1))
         self._batch = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
         self._train()
 
@@ -163,38 +168,38 @@ class _Bench:
 
     def _save(self) -> None:
         self._number += 1
-        self.saver.save(
+        self._saver.save(
             self._number,
-            model=self.model,
-            optimizer=self.optimizer,
+            model=self._model,
+            optimizer=self._optimizer,
             counters={"step": self._number},
         )
 
     def _loops(self, times: dict[str, float]) -> None:
         """The loop without a save, and with one under way."""
         with _timed(times, "loop_s"):
-            for _ in range(self.setup.loop_steps):
+            for _ in range(self._setup.loop_steps):
                 self._train()
         with _timed(times, "loop_with_save_s"):
             self._save()
-            for _ in range(self.setup.loop_steps):
+            for _ in range(self._setup.loop_steps):
                 self._train()
-        self.saver.drain()
-        times["stall_s"] = self.reports[-1].stall_s if self.reports else 0.0
+        self._saver.drain()
+        times["stall_s"] = self._reports[-1].stall_s if self._reports else 0.0
 
     def _write(self, times: dict[str, float]) -> None:
         """A save from its beginning until it is published, then a load of it."""
         with _timed(times, "write_s"):
             self._save()
-            self.saver.drain()
-        path = self.place / "ours" / step_name(self._number)
+            self._saver.drain()
+        path = self._place / "ours" / step_name(self._number)
         self.num_bytes = Manifest.read(path).num_bytes
         with _timed(times, "load_s"):
-            load(path, model=self.model, optimizer=self.optimizer)
+            load(path, model=self._model, optimizer=self._optimizer)
 
     def _plain(self, times: dict[str, float]) -> None:
         """One process writes as many bytes to one file."""
-        file = self.place / "plain"
+        file = self._place / "plain"
         memory = memoryview(os.urandom(_WRITE_BYTES))
         with _timed(times, "plain_s"):
             if dist.get_rank() == 0:
@@ -207,12 +212,13 @@ class _Bench:
 
     def _dcp(self, times: dict[str, float]) -> None:
         """A save of the same tensors by DCP, and a load of it."""
-        path = self.place / "dcp"
+        path = self._place / "dcp"
         state = self._state()
         with _timed(times, "dcp_save_s"):
-            dcp.save(state, checkpoint_id=path)
+            state_dict_saver.save(state, checkpoint_id=path)
         with _timed(times, "dcp_load_s"):
-            dcp.load(state, checkpoint_id=path)
+            state_dict_loader.load(state, checkpoint_id=path)
+        sync_weights(self._model)
         if dist.get_rank() == 0:
             shutil.rmtree(path)
 
@@ -221,10 +227,10 @@ class _Bench:
         rank = dist.get_rank()
         return {
             f"{parameter.name}.{name}.{rank}": value.detach()
-            for parameter in sharded_parameters(self.model)
+            for parameter in sharded_parameters(self._model)
             for name, value in {
                 "weight": parameter.local,
-                **self.optimizer.state[parameter.local],
+                **self._optimizer.state[parameter.local],
             }.items()
             if parameter.local.numel()
         }
