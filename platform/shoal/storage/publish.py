@@ -14,8 +14,8 @@ from pathlib import Path
 
 from shoal.errors import WorkError
 from shoal.storage.catalog import clean, hidden_name, new_token, step_name
-from shoal.storage.files import FileRecord, flush_folder, refusals, write_file
-from shoal.storage.manifest import Manifest, OptimizerRecord
+from shoal.storage.files import FileRecord, flush_files, flush_folder, refusals, write_file
+from shoal.storage.manifest import MANIFEST_NAME, Manifest, OptimizerRecord
 from shoal.storage.verify import damages
 
 logger = logging.getLogger(__name__)
@@ -103,10 +103,13 @@ def publish(place: Place, shards: Mapping[str, FileRecord], contents: Contents) 
             files=dict(sorted(files.items())),
         )
         manifest.write(temporary)
+        added = [temporary / name for name in (*contents.files, MANIFEST_NAME)]
+        flush_files(added)
+        for folder in {path.parent for path in added}:
+            flush_folder(folder)
         problems = damages(temporary, step=place.step)
         if problems:
             raise WorkError(f"{problems[0]} right after it was written.")
-        flush_folder(temporary)
         temporary.rename(place.final)
         flush_folder(place.folder)
 
@@ -118,5 +121,4 @@ def _add(temporary: Path, files: Mapping[str, Path | bytes]) -> dict[str, FileRe
         target.parent.mkdir(parents=True, exist_ok=True)
         data = content if isinstance(content, bytes) else content.read_bytes()
         records[name] = write_file(target, data)
-        flush_folder(target.parent)
     return records

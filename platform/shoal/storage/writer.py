@@ -49,6 +49,8 @@ class Writer:
             outcome = Outcome(token=job.place.token, error=error, seconds=time.monotonic() - start)
             self._connection.send(outcome)
             self._abandoned.discard(job.place.token)
+            if error is None and job.publication is not None:
+                prune_or_warn(job.place.folder, job.publication.keep)
 
     def _hear(self) -> None:
         """Wait for a message and keep it."""
@@ -114,7 +116,6 @@ class Writer:
         shards = gather_parts(temporary, publication.names, check, job.patience_s)
         check()
         publish(job.place, shards, publication.contents)
-        prune_or_warn(job.place.folder, publication.keep)
 
 
 def main(descriptor: int) -> None:

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import xxhash
+
 from shoal.storage.job import Abandon, Outcome, WriteJob
 
-_SOURCES = Path(__file__).parents[2]
-"""Where the package is found; the process needs nothing else beside Python itself."""
+_PLACES = (Path(__file__).parents[2], Path(xxhash.__file__).parents[1])
+"""Where this package is found, and the one that it needs beside Python itself."""
 
 END_S = 5.0
 """Seconds for the process to end by itself once it is told to."""
@@ -37,7 +39,7 @@ class WriterProcess:
             process = subprocess.Popen(
                 # Without the packages of the environment, which take time to look through.
                 [sys.executable, "-S", "-m", "shoal.storage.writer", str(theirs.fileno())],
-                env={**os.environ, "PYTHONPATH": str(_SOURCES)},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, _PLACES))},
                 pass_fds=(theirs.fileno(), *descriptors),
                 stdin=subprocess.DEVNULL,
             )
