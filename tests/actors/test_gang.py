@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,7 +18,7 @@ import torch.distributed as dist
 
 from shoal.errors import ConfigError
 from shoal.training import EventKind, EventReader, append_event
-from shoal_actors.driver import Cluster
+from shoal_actors.driver import Cluster, Terminated, sigterm_raises
 from shoal_actors.train.failure import FailureReport, RunFailed, describe
 from shoal_actors.train.gang import Gang, run_gang
 
@@ -109,3 +111,43 @@ def test_a_refusal_is_not_repeated(tmp_path: Path, ray_session: Cluster) -> None
         _run(tmp_path, _refuse)
     assert refusal.value.field == "data.seq_len"
     assert len(EventReader(tmp_path).poll()) == 1
+
+
+def _idle(folder: Path) -> None:
+    """Runs until it is ended."""
+    (folder / f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
+    while True:
+        time.sleep(0.05)
+
+
+def test_workers_still_run_while_a_termination_is_prepared(
+    tmp_path: Path, ray_session: Cluster
+) -> None:
+    gang = Gang(num_workers=2, device="cpu", threads=1, timeout_s=5, max_failures=0)
+    alive: list[bool] = []
+
+    def processes() -> list[Path]:
+        return [Path("/proc") / note.read_text() for note in tmp_path.glob("pid-*")]
+
+    def terminate() -> None:
+        while len(processes()) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    timer = threading.Thread(target=terminate)
+    timer.start()
+    with sigterm_raises(), pytest.raises(Terminated):
+        run_gang(
+            _idle,
+            tmp_path,
+            gang,
+            folder=tmp_path / "ray",
+            on_failure=partial(_note, tmp_path),
+            before_termination=lambda: alive.extend(path.exists() for path in processes()),
+        )
+    timer.join()
+    assert alive == [True, True]
+    deadline = time.monotonic() + 20
+    while any(path.exists() for path in processes()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -15,7 +15,7 @@ from shoal.checkpoint.failure import Note, OnFailure, SaveReport
 from shoal.checkpoint.peers import Peers
 from shoal.checkpoint.save import save
 from shoal.errors import WorkError
-from shoal.storage import new_token, prune_or_warn, step_name
+from shoal.storage import Place, new_token, prune_or_warn, step_name
 
 
 class Saver(Protocol):
@@ -160,15 +160,16 @@ class DirectSaver:
 def check_shared(folder: Path, peers: Peers) -> None:
     """Make the folder of a run's checkpoints and refuse one that is another on another node."""
     deed = f"Looking at {folder}"
-    probe = folder / f".probe-{peers.share(deed, new_token())[0]}"
+    # Named like a save, so that it is deleted like one, should this be killed in between.
+    probe = Place(folder=folder, step=0, token=peers.share(deed, new_token())[0]).temporary
 
     def make() -> None:
         if peers.first:
             folder.mkdir(parents=True, exist_ok=True)
-            probe.touch()
+            probe.mkdir()
 
     def look() -> None:
-        if not probe.exists():
+        if not probe.is_dir():
             raise WorkError(
                 f"Rank {peers.rank} sees another {folder} than the first rank: "
                 "every node must share the run's folder."
@@ -179,4 +180,4 @@ def check_shared(folder: Path, peers: Peers) -> None:
         peers.each(deed, look)
     finally:
         if peers.first:
-            probe.unlink()
+            probe.rmdir()
