@@ -13,8 +13,11 @@ checkpoint that was reported counts there only after the controller's next poll.
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -118,8 +121,24 @@ class _Trainer(TorchTrainer):  # type: ignore[misc]
         """Called in the main thread. Ray's own handler would end the process at a Ctrl-C."""
         self._controller = controller
 
-    def abort(self) -> None:
-        """Kill the workers of a ``fit`` that an exception has left."""
+    def begin(self) -> Future[Any]:
+        """Fit in another thread: of all signals, Ray's waiting hears Ctrl-C alone."""
+        outcome: Future[Any] = Future()
+
+        def fit() -> None:
+            try:
+                outcome.set_result(self.fit())
+            except BaseException as error:  # the edge of the thread: whoever waits gets it
+                outcome.set_exception(error)
+
+        threading.Thread(target=fit, name="run-gang", daemon=True).start()
+        return outcome
+
+    def abort(self, outcome: Future[Any]) -> None:
+        """Kill the workers of a fit that is not waited for any more."""
+        deadline = time.monotonic() + ABORT_TIMEOUT_S
+        while self._controller is None and not outcome.done() and time.monotonic() < deadline:
+            time.sleep(0.02)
         if self._controller is None:
             return
         try:
@@ -160,9 +179,8 @@ def run_gang(
     ``before_termination`` is called at SIGTERM, while the workers still run.
 
     Raises RunFailed with the cause when no further attempt is made, another WorkError where Ray
-    itself fails, and ConfigError where a worker
-    refused the user's input. KeyboardInterrupt and Terminated pass through, with the workers
-    killed.
+    itself fails, and ConfigError where a worker refused the user's input. KeyboardInterrupt and
+    Terminated pass through, with the workers killed.
     """
     trainer = _Trainer(
         lambda: function(job),
@@ -187,21 +205,28 @@ def run_gang(
         ),
     )
     try:
-        value: Value = trainer.fit().return_value
+        value: Value = _wait_for(trainer, before_termination).return_value
     except TrainingFailedError as error:
         raise _ending(error) from None
     except RayError as error:
         raise WorkError(f"The run's controller or its Ray cluster was lost: {error}") from error
+    return value
+
+
+def _wait_for(trainer: _Trainer, before_termination: Callable[[], object]) -> Any:
+    """Fit, and end the workers where this process is told to end."""
+    outcome = trainer.begin()
+    try:
+        return outcome.result()
     except KeyboardInterrupt:
-        trainer.abort()
+        trainer.abort(outcome)
         raise
     except Terminated:
         try:
             before_termination()
         finally:  # also when told a second time
-            trainer.abort()
+            trainer.abort(outcome)
         raise
-    return value
 
 
 def _worker_environment(gang: Gang) -> dict[str, str]:
