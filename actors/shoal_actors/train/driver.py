@@ -90,14 +90,14 @@ def _endings_noted(folder: Path) -> Iterator[None]:
     except WorkError as error:
         _note_ending(folder, EventKind.END, error=str(error))
         raise
-    except KeyboardInterrupt:
-        _note_ending(folder, EventKind.END, stopped_by="SIGINT")
-        raise
     except Terminated:
         _note_ending(folder, EventKind.END, stopped_by="SIGTERM")
         raise EndedEarly(
             "Stopped by SIGTERM; the same command goes on from the last checkpoint."
         ) from None
+    except KeyboardInterrupt:
+        _note_ending(folder, EventKind.END, stopped_by="SIGINT")
+        raise
 
 
 def _note_ending(folder: Path, kind: EventKind, **fields: str) -> None:

@@ -13,11 +13,8 @@ checkpoint that was reported counts there only after the controller's next poll.
 
 from __future__ import annotations
 
-import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +36,7 @@ from ray.train.v2._internal.callbacks.placement_group_callback import (
 )
 
 from shoal.errors import ShoalError, WorkError
-from shoal_actors.driver import Terminated
+from shoal_actors.driver import Terminated, sigterm_raises
 from shoal_actors.train.failure import FailureReport, RunFailed, first_cause
 
 ABORT_TIMEOUT_S = 15.0
@@ -121,24 +118,8 @@ class _Trainer(TorchTrainer):  # type: ignore[misc]
         """Called in the main thread. Ray's own handler would end the process at a Ctrl-C."""
         self._controller = controller
 
-    def begin(self) -> Future[Any]:
-        """Fit in another thread: of all signals, Ray's waiting hears Ctrl-C alone."""
-        outcome: Future[Any] = Future()
-
-        def fit() -> None:
-            try:
-                outcome.set_result(self.fit())
-            except BaseException as error:  # the edge of the thread: whoever waits gets it
-                outcome.set_exception(error)
-
-        threading.Thread(target=fit, name="run-gang", daemon=True).start()
-        return outcome
-
-    def abort(self, outcome: Future[Any]) -> None:
-        """Kill the workers of a fit that is not waited for any more."""
-        deadline = time.monotonic() + ABORT_TIMEOUT_S
-        while self._controller is None and not outcome.done() and time.monotonic() < deadline:
-            time.sleep(0.02)
+    def abort(self) -> None:
+        """Kill the workers of a ``fit`` that an exception has left."""
         if self._controller is None:
             return
         try:
@@ -205,7 +186,7 @@ def run_gang(
         ),
     )
     try:
-        value: Value = _wait_for(trainer, before_termination).return_value
+        value: Value = _fit(trainer, before_termination).return_value
     except TrainingFailedError as error:
         raise _ending(error) from None
     except RayError as error:
@@ -213,19 +194,19 @@ def run_gang(
     return value
 
 
-def _wait_for(trainer: _Trainer, before_termination: Callable[[], object]) -> Any:
-    """Fit, and end the workers where this process is told to end."""
-    outcome = trainer.begin()
+def _fit(trainer: _Trainer, before_termination: Callable[[], object]) -> Any:
+    """Fit, and kill the workers where this process is told to end."""
     try:
-        return outcome.result()
-    except KeyboardInterrupt:
-        trainer.abort(outcome)
-        raise
+        with sigterm_raises():
+            return trainer.fit()
     except Terminated:
         try:
             before_termination()
         finally:  # also when told a second time
-            trainer.abort(outcome)
+            trainer.abort()
+        raise
+    except KeyboardInterrupt:
+        trainer.abort()
         raise
 
 
