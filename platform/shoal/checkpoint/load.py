@@ -3,8 +3,7 @@
     all ranks
         ├─ look  ── the manifest, the index, the size of every file
         ├─ fit   ── what is wanted here against what is there: missing and unread keys are refused
-        ├─ check ── each rank the checksums of the blocks that its rows lie in
-        ├─ read  ── each rank its own rows, in place
+        ├─ read  ── each rank its own rows, in place, with the checksums of the blocks they lie in
         └─ sync  ── main weights to compute weights
 
 Each stage ends in an agreement, so that all ranks go on or all raise.
@@ -75,11 +74,13 @@ def load(
 
     Raises WorkError on every rank where the checkpoint is damaged or cannot be read, and
     ConfigError where it does not fit: keys missing or unread, other shapes or kinds of numbers.
-    A refusal leaves the weights as they were, and the optimizer with state that it just created.
+    A refusal leaves the weights as they were, and the optimizer with state that it just created;
+    but where a rank's file is damaged inside, which shows as it is read, load another step before
+    going on: some rows are those of the damaged one.
     """
     peers = Peers(group)
     deed = f"Loading {path}"
-    manifest = peers.each(deed, lambda: _look(path))
+    manifest = peers.each(deed, lambda: _look(path, is_first=peers.first))
     reader = peers.each(deed, lambda: CheckpointReader(path))
     fit = Fit(
         path=path,
@@ -99,7 +100,6 @@ def load(
     masks = peers.share(deed, _mask(reader.keys, wanted))
     fit.check_unread(_union(reader.keys, masks), with_optimizer=optimizer is not None)
     found = [entry for entry in entries if entry.key in reader.keys]
-    peers.each(deed, lambda: _check(path, reader, found, manifest, peers))
     loaded = peers.each(deed, lambda: _read(reader, found, manifest, peers))
     reading.finish()
     if optimizer is not None:
@@ -108,29 +108,15 @@ def load(
     return loaded
 
 
-def _look(path: Path) -> Manifest:
-    """The cheap checks, before anything is read."""
+def _look(path: Path, *, is_first: bool) -> Manifest:
+    """The cheap checks, and on the first rank those of what lies beside the ranks' files."""
     _refuse(path, damages(path))
-    return Manifest.read(path)
-
-
-def _check(
-    path: Path,
-    reader: CheckpointReader,
-    entries: Sequence[Entry],
-    manifest: Manifest,
-    peers: Peers,
-) -> None:
-    """Refuse damage in what this rank is about to read; the first rank looks at the rest as well.
-
-    The rest is what lies beside the ranks' files. Reading comes after, so that a refusal leaves the
-    weights as they were; by then the system has most of it in memory.
-    """
-    rng = [reader.entry(key) for key in _rng_keys(reader, peers)]
-    _refuse(path, reader.damages([*entries, *rng], ["counters"]))
-    if peers.first:
+    manifest = Manifest.read(path)
+    if is_first:
+        reader = CheckpointReader(path)
         beside = dict.fromkeys(manifest.files.keys() - reader.files)
         _refuse(path, block_damages(path, manifest, beside))
+    return manifest
 
 
 def _refuse(path: Path, problems: Sequence[Damage]) -> None:

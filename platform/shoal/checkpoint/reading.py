@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,18 @@ from shoal.checkpoint.entry import Entry
 from shoal.checkpoint.index import INDEX_NAME, Stored, StoredBlob, StoredTensor, read_index
 from shoal.checkpoint.shard import memory_of, unpack
 from shoal.errors import WorkError
-from shoal.storage import BLOCK_BYTES, Damage, Manifest, block_damages, num_threads
+from shoal.storage import (
+    BLOCK_BYTES,
+    BlockReader,
+    Damage,
+    Manifest,
+    block_damages,
+    damage_of,
+    num_threads,
+)
 
-_PIECE_BYTES = 16 * 2**20
-"""What a thread reads at a time, at most."""
+_TASK_BLOCKS = 8
+"""Blocks next to each other that one thread reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +41,22 @@ class _Piece:
     """One-dimensional and contiguous."""
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes on the disk."""
-        return self.target.numel() * self.dtype.itemsize
+    def stop(self) -> int:
+        """One past the last byte on the disk."""
+        return self.start + self.target.numel() * self.dtype.itemsize
+
+    @property
+    def blocks(self) -> range:
+        """The blocks that it lies in."""
+        return range(self.start // BLOCK_BYTES, -(-self.stop // BLOCK_BYTES))
+
+    def take(self, memory: torch.Tensor, offset: int) -> None:
+        """Take what is in a block, whose first byte in the file is ``offset``."""
+        start, stop = max(self.start, offset), min(self.stop, offset + BLOCK_BYTES)
+        if start < stop:
+            size = self.dtype.itemsize
+            values = memory[start - offset : stop - offset].view(self.dtype)
+            self.target[(start - self.start) // size : (stop - self.start) // size].copy_(values)
 
 
 class CheckpointReader:
@@ -49,7 +70,7 @@ class CheckpointReader:
             raise WorkError(f"{path} has no {INDEX_NAME}.")
         problems = block_damages(path, self._manifest, {INDEX_NAME: None})
         if problems:
-            raise WorkError(f"{problems[0]}: {path} is damaged. Load another step.")
+            raise _damaged(path, problems[0])
         self.keys: dict[str, Stored] = read_index((path / INDEX_NAME).read_bytes())
         """What every key stands for."""
 
@@ -64,43 +85,29 @@ class CheckpointReader:
         """Parts of a key."""
         return self.keys[key].path
 
-    def damages(self, entries: Sequence[Entry], blobs: Sequence[str]) -> tuple[Damage, ...]:
-        """Check every block of which ``fill`` or ``value`` would read a byte."""
-        ranges = [
-            (piece.file, piece.start, piece.num_bytes)
-            for entry in entries
-            for piece in self._pieces(entry)
-        ]
-        for key in blobs:
-            blob = self._blob(key)
-            ranges.append((blob.file, blob.start, blob.num_bytes))
-        blocks: dict[str, set[int] | None] = {}
-        for file, start, num_bytes in ranges:
-            known = blocks.setdefault(file, set())
-            assert known is not None
-            known.update(range(start // BLOCK_BYTES, -(-(start + num_bytes) // BLOCK_BYTES)))
-        return block_damages(self._path, self._manifest, blocks)
-
     def fill(self, entries: Sequence[Entry]) -> None:
-        """Read the rows of each entry into ``entry.local``, converting between float formats."""
-        scattered = [entry for entry in entries if not entry.local.is_contiguous()]
-        copies = [
-            torch.empty(e.local.shape, dtype=e.local.dtype, device=e.local.device)
-            for e in scattered
+        """Read the rows of each entry into ``entry.local``, converting between float formats.
+
+        Every block of which a byte is taken is checked as it is read. Raises WorkError at the first
+        that is not as it was written; what was read before it is in its place by then.
+        """
+        targets = [
+            entry.local
+            if entry.local.is_contiguous()
+            else torch.empty_like(entry.local).contiguous()
+            for entry in entries
         ]
         pieces = [
             piece
-            for entry in entries
-            if entry.local.is_contiguous()
-            for piece in self._pieces(entry)
+            for entry, target in zip(entries, targets, strict=True)
+            for piece in self._pieces(entry, target)
         ]
-        for entry, copy in zip(scattered, copies, strict=True):
-            pieces += self._pieces(entry, copy)
         with ThreadPoolExecutor(max_workers=num_threads()) as pool:
-            for done in [pool.submit(self._read, group) for group in _grouped(pieces)]:
+            for done in [pool.submit(self._read, *task) for task in _tasks(pieces)]:
                 done.result()
-        for entry, copy in zip(scattered, copies, strict=True):
-            entry.local.copy_(copy)
+        for entry, target in zip(entries, targets, strict=True):
+            if target is not entry.local:
+                entry.local.copy_(target)
 
     def tensor(self, key: str) -> torch.Tensor:
         """One whole tensor, in its dtype on the disk."""
@@ -116,74 +123,58 @@ class CheckpointReader:
         return Entry(path=stored.path, shape=stored.shape, row_start=0, local=value)
 
     def value(self, key: str) -> Any:
-        """What is no tensor."""
-        blob = self._blob(key)
-        with (self._path / blob.file).open("rb") as file:
-            file.seek(blob.start)
-            return unpack(file.read(blob.num_bytes))
-
-    def _blob(self, key: str) -> StoredBlob:
+        """What is no tensor; raises WorkError where it is damaged."""
         stored = self.keys[key]
         assert isinstance(stored, StoredBlob)
-        return stored
+        data = torch.empty(stored.num_bytes, dtype=torch.uint8)
+        piece = _Piece(file=stored.file, start=stored.start, dtype=torch.uint8, target=data)
+        self._read(stored.file, {block: [piece] for block in piece.blocks})
+        return unpack(bytes(memory_of(data)))
 
-    def _pieces(self, entry: Entry, target: torch.Tensor | None = None) -> Iterator[_Piece]:
-        """The bytes that an entry takes, in parts of at most ``_PIECE_BYTES``."""
+    def _pieces(self, entry: Entry, target: torch.Tensor) -> Iterator[_Piece]:
+        """The bytes that an entry takes, chunk by chunk."""
         stored = self.keys[entry.key]
         assert isinstance(stored, StoredTensor)
-        flat = (entry.local if target is None else target).detach().reshape(-1)
+        flat = target.detach().reshape(-1)
         row_numel = stored.shape[1:].numel()
         first = entry.row_start
         stop = first + (entry.local.shape[0] if entry.shape else 1)
-        step = _PIECE_BYTES // stored.dtype.itemsize
         for chunk in stored.chunks:
             start, end = max(first, chunk.row_start), min(stop, chunk.row_stop)
-            place = chunk.start + (start - chunk.row_start) * stored.row_bytes
-            for element in range(0, (end - start) * row_numel, step):
-                begin = (start - first) * row_numel + element
-                until = min(begin + step, (end - first) * row_numel)
+            if start < end:
                 yield _Piece(
                     file=chunk.file,
-                    start=place + element * stored.dtype.itemsize,
+                    start=chunk.start + (start - chunk.row_start) * stored.row_bytes,
                     dtype=stored.dtype,
-                    target=flat[begin:until],
+                    target=flat[(start - first) * row_numel : (end - first) * row_numel],
                 )
 
-    def _read(self, pieces: Sequence[_Piece]) -> None:
-        """Fill the targets of pieces of one file."""
-        path = self._path / pieces[0].file
-        descriptor = os.open(path, os.O_RDONLY)
+    def _read(self, file: str, blocks: Mapping[int, Sequence[_Piece]]) -> None:
+        """Read some blocks of a file, check them, and hand their bytes to the pieces."""
+        path, record = self._path / file, self._manifest.files[file]
+        memory = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
         try:
-            for piece in pieces:
-                target = piece.target
-                in_place = target.dtype == piece.dtype and target.device.type == "cpu"
-                values = target if in_place else torch.empty(target.shape, dtype=piece.dtype)
-                _read_into(descriptor, path, piece.start, values)
-                if not in_place:
-                    target.copy_(values)
-        finally:
-            os.close(descriptor)
+            with BlockReader(path, record, memory_of(memory)) as reader:
+                for block, pieces in blocks.items():
+                    if not reader.read(block):
+                        raise _damaged(self._path, damage_of(path, record, block))
+                    for piece in pieces:
+                        piece.take(memory, block * BLOCK_BYTES)
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror}"
+            raise _damaged(self._path, Damage(file=path, problem=problem)) from error
 
 
-def _read_into(descriptor: int, path: Path, start: int, values: torch.Tensor) -> None:
-    memory = memory_of(values)
-    held = 0
-    while held < len(memory):
-        got = os.preadv(descriptor, [memory[held:]], start + held)
-        if not got:
-            raise WorkError(f"{path} ends before byte {start + len(memory)}.")
-        held += got
+def _tasks(pieces: Sequence[_Piece]) -> Iterator[tuple[str, dict[int, list[_Piece]]]]:
+    """Some blocks of one file, with the pieces that lie in each, for one thread at a time."""
+    files: dict[str, dict[int, list[_Piece]]] = {}
+    for piece in pieces:
+        for block in piece.blocks:
+            files.setdefault(piece.file, {}).setdefault(block, []).append(piece)
+    for file, blocks in files.items():
+        for _, numbers in groupby(sorted(blocks), lambda number: number // _TASK_BLOCKS):
+            yield file, {number: blocks[number] for number in numbers}
 
 
-def _grouped(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Pieces of one file, one after another, of about ``_PIECE_BYTES`` together."""
-    group: list[_Piece] = []
-    held = 0
-    for piece in sorted(pieces, key=lambda piece: (piece.file, piece.start)):
-        if group and (piece.file != group[0].file or held + piece.num_bytes > _PIECE_BYTES):
-            yield group
-            group, held = [], 0
-        group.append(piece)
-        held += piece.num_bytes
-    if group:
-        yield group
+def _damaged(path: Path, damage: Damage) -> WorkError:
+    return WorkError(f"{damage}: {path} is damaged. Load another step.")

@@ -16,6 +16,7 @@ from shoal.storage.catalog import (
 )
 from shoal.storage.files import (
     BLOCK_BYTES,
+    BlockReader,
     Buffer,
     FileRecord,
     NewFile,
@@ -30,12 +31,13 @@ from shoal.storage.publish import (
     prepare,
     publish,
 )
-from shoal.storage.verify import Damage, block_damages, damages, num_threads, verify
+from shoal.storage.verify import Damage, block_damages, damage_of, damages, num_threads, verify
 from shoal.storage.writer_process import WriterProcess
 
 __all__ = [
     "Abandon",
     "BLOCK_BYTES",
+    "BlockReader",
     "Buffer",
     "Contents",
     "Damage",
@@ -54,6 +56,7 @@ __all__ = [
     "block_damages",
     "clean",
     "creating",
+    "damage_of",
     "damages",
     "flush_folder",
     "new_token",

@@ -10,12 +10,12 @@ guards the manifest, and so the sums.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import xxhash
 
@@ -160,30 +160,34 @@ def write_file(path: Path, data: bytes) -> FileRecord:
         return file.finish(flush=False)
 
 
-def damaged_block(path: Path, record: FileRecord, blocks: Sequence[int]) -> int | None:
-    """The first of some blocks that is not as it was written, if any; raises ``OSError``."""
-    block = memoryview(bytearray(BLOCK_BYTES))
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        for number in blocks:
-            if not record.matches(number, _read_block(descriptor, record, number, block)):
-                return number
-    finally:
-        os.close(descriptor)
-    return None
+class BlockReader:
+    """Reads blocks of a file one at a time; a context manager."""
 
+    def __init__(self, path: Path, record: FileRecord, memory: memoryview) -> None:
+        """``memory`` has room for a block and holds the last one read. Raises ``OSError``."""
+        self._record = record
+        self._memory = memory
+        self._descriptor = os.open(path, os.O_RDONLY)
 
-def _read_block(descriptor: int, record: FileRecord, number: int, into: memoryview) -> memoryview:
-    """One block of a file, in the memory given; shorter where the file has been cut."""
-    start = number * BLOCK_BYTES
-    wanted = min(BLOCK_BYTES, record.num_bytes - start)
-    held = 0
-    while held < wanted:
-        got = os.preadv(descriptor, [into[held:wanted]], start + held)
-        if not got:
-            break
-        held += got
-    return into[:held]
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def read(self, number: int) -> bool:
+        """Read a block; whether it is as it was written. Raises ``OSError``."""
+        start = number * BLOCK_BYTES
+        wanted = min(BLOCK_BYTES, self._record.num_bytes - start)
+        held = 0
+        while held < wanted:
+            got = os.preadv(self._descriptor, [self._memory[held:wanted]], start + held)
+            if not got:
+                return False
+            held += got
+        return self._record.matches(number, self._memory[:held])
 
 
 def flush_files(paths: Iterable[Path]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import WorkError
-from shoal.storage.files import BLOCK_BYTES, FileRecord, damaged_block
+from shoal.storage.files import BLOCK_BYTES, BlockReader, FileRecord
 from shoal.storage.manifest import MANIFEST_NAME, Manifest
 
 _SHARE = 16
@@ -96,16 +96,22 @@ def num_threads() -> int:
     return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
+def damage_of(file: Path, record: FileRecord, block: int) -> Damage:
+    """What to say of a block that is not as it was written."""
+    start = block * BLOCK_BYTES
+    stop = min(start + BLOCK_BYTES, record.num_bytes)
+    return Damage(file=file, problem=f"does not match its checksum in bytes {start} to {stop}")
+
+
 def _contents_problem(file: Path, record: FileRecord, blocks: Sequence[int]) -> str | None:
     try:
-        damaged = damaged_block(file, record, blocks)
+        with BlockReader(file, record, memoryview(bytearray(BLOCK_BYTES))) as reader:
+            for block in blocks:
+                if not reader.read(block):
+                    return damage_of(file, record, block).problem
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    if damaged is None:
-        return None
-    start = damaged * BLOCK_BYTES
-    stop = min(start + BLOCK_BYTES, record.num_bytes)
-    return f"does not match its checksum in bytes {start} to {stop}"
+    return None
 
 
 def _size_problem(file: Path, record: FileRecord) -> str | None:
