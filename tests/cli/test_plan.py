@@ -46,3 +46,47 @@ def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
         "--svg = 'no/folder/plan.svg': the picture cannot be written there: No such file or "
         "directory. Give a file in a folder that you may write to.\n"
     )
+
+
+def test_a_search_names_the_settings_of_a_plan_with_its_figures(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    gpus = ("--gpu", "H100", "--gpus", "4", "--json")
+    done = shoal_here("plan", str(config), *gpus, "--search", "--top", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["best"]) == 2
+    for best in found["best"]:
+        overrides = [f"--set={key}={json.dumps(value)}" for key, value in best["set"].items()]
+        done = shoal_here("plan", str(config), *gpus, *overrides, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        made = json.loads(done.stdout)
+        assert made["time"]["total_s"] == best["time"]["total_s"]
+        assert max(rank["peak_bytes"] for rank in made["ranks"]) == best["peak_bytes"]
+        assert made["links"] == best["sent_bytes"]
+
+
+def test_a_search_on_cpus_measures_them_and_draws_the_best(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    done = shoal_here("plan", str(config), "--search", "--svg", "best.svg", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for words in ("Best layouts of run on 1 x CPU", "Time of a step", "measured here", "Refused"):
+        assert words in done.stdout
+    assert ElementTree.parse(tmp_path / "best.svg").getroot().tag.endswith("svg")
+
+
+def test_time_by_kind_of_gpu_or_by_measuring(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    assert "Time of a step" not in shoal_here("plan", str(config), cwd=tmp_path).stdout
+    for options in (("--gpu", "gb200"), ("--measure",)):
+        done = shoal_here("plan", str(config), *options, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "tokens a second" in done.stdout
+
+
+def test_memory_is_for_a_search(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    done = shoal_here("plan", str(config), "--memory", "1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    done = shoal_here("plan", str(config), "--search", "--memory", "0.0001", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "none of" in done.stderr and "fits into memory" in done.stderr

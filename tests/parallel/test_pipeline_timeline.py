@@ -7,7 +7,12 @@ from collections import deque
 import pytest
 
 from shoal.parallel.pipeline import Action, Deed, Stages, actions_of, make_timeline
-from shoal.parallel.pipeline.timeline import Direction, in_flight_limit
+from shoal.parallel.pipeline.timeline import (
+    Direction,
+    before_backwards,
+    bubble_share,
+    in_flight_limit,
+)
 
 SHAPES = [
     (stages, virtual, microbatches)
@@ -169,3 +174,17 @@ def test_activations_in_flight_weigh_by_chunk() -> None:
     # stage 0 begins 0 1 a b 2, goes back with a, and then holds all four and b
     assert timeline.most_in_flight(0, lambda chunk: 10 if chunk == 0 else 1) == 41
     assert timeline.most_in_flight(1, lambda chunk: 1) == in_flight_limit(timeline.stages, 1) == 3
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("virtual", [1, 2, 3])
+def test_what_is_known_without_playing_a_step_through(num_stages: int, virtual: int) -> None:
+    stages = Stages(num_stages=num_stages, virtual=virtual if num_stages > 1 else 1)
+    for num_microbatches in range(1, 17):
+        timeline = make_timeline(stages, num_microbatches)
+        share = bubble_share(stages, num_microbatches)
+        assert share == pytest.approx(timeline.bubble_share, abs=1e-12), num_microbatches
+        for stage in range(num_stages):
+            waiting = before_backwards(stages, stage, num_microbatches, lambda chunk: 7 + chunk)
+            most = timeline.most_in_flight(stage, lambda chunk: 7 + chunk)
+            assert max(waiting.values()) == most, (num_microbatches, stage)

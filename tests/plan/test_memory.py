@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 
 from shoal.config import Config, Level, OptimizerSettings
-from shoal.models import Part
+from shoal.models import DecoderConfig, Part, parameter_shapes, split_decoder
 from shoal.plan import Kind, make_plan, read_decoder_config, resolve_precision
 from shoal.plan.group import Formats, Group
 from shoal.plan.groups import decoder_groups
 from shoal.plan.memory import BUCKET_ELEMENTS, update_bytes
 from shoal.training import updates
-from tests.plan.configs import DENSE, config
+from tests.plan.configs import DENSE, EXPERTS, config
 
 WIDE = {**DENSE, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
 EVEN = {**WIDE, "vocab_size": 512, "num_key_value_heads": 4}
@@ -108,3 +109,19 @@ def test_recompute_trades_activations() -> None:
     )
     assert again.num_bytes[Kind.ACTIVATIONS] < kept.num_bytes[Kind.ACTIVATIONS] / 2
     assert again.peak < kept.peak and again.at_rest == kept.at_rest
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_units_of_a_part_own_what_the_part_has(tied: bool) -> None:
+    decoder = DecoderConfig.from_hf({**EXPERTS, "tie_word_embeddings": tied})
+    fp32 = torch.float32
+    formats = Formats(main_weights=fp32, compute=fp32, gradients=fp32, reduce=fp32)
+    plan = make_plan(config(model={"config": EXPERTS}))
+    for part in split_decoder(decoder, 3):
+        groups = decoder_groups(decoder, part, config().sharding, plan.topology, formats)
+        shapes = Counter(shape for group in groups for shape in group.layout.shapes)
+        assert shapes == Counter(parameter_shapes(decoder, part).values())
+        copies = [group for group in groups if group.is_copy]
+        assert len(copies) == (tied and part.is_last)
+        experts = [group.unit for group in groups if group.layers == "expert"]
+        assert experts == [f"model.layers.{i}.mlp.experts" for i in part.layers if i != 1]

@@ -8,26 +8,42 @@ from shoal.plan.model import read_decoder_config
 from shoal.plan.mxfp8 import mxfp8_parameters
 from shoal.plan.plan import Plan
 from shoal.plan.precision import Precision, resolve_device, resolve_precision
+from shoal.plan.rates import GPUS, Rates, gpu_rates
 from shoal.plan.refusals import stages_of, topology_of
+from shoal.plan.search import Found, search
+from shoal.plan.search_sheets import found_as_dict, search_sheets
+from shoal.plan.step_time import StepTime
 from shoal.plan.svg import draw_plan
-from shoal.plan.table import print_plan
+from shoal.plan.table import print_plan, print_sheets
+from shoal.plan.target import machine_and_rates, search_target
 from shoal.plan.traffic import Traffic
 
 __all__ = [
     "Batches",
+    "Found",
+    "GPUS",
     "Kind",
     "Machine",
     "Plan",
     "Precision",
     "RankMemory",
+    "Rates",
+    "StepTime",
     "Traffic",
     "draw_plan",
+    "found_as_dict",
+    "gpu_rates",
+    "machine_and_rates",
     "make_plan",
     "mxfp8_parameters",
     "print_plan",
+    "print_sheets",
     "read_decoder_config",
     "resolve_device",
     "resolve_precision",
+    "search",
+    "search_sheets",
+    "search_target",
     "stages_of",
     "topology_of",
 ]

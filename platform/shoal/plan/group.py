@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -75,6 +76,11 @@ class Group:
     def is_around(self, other: Group) -> bool:
         """Whether the unit is ``other`` or holds it, and so is in use while ``other`` is."""
         return not self.unit or f"{other.unit}.".startswith(f"{self.unit}.")
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Groups of one stage with equal kinds have equal buffers and equal traffic."""
+        return id(self.layout), self.layers, self.hidden, self.is_quantized
 
     @property
     def main_weight_bytes(self) -> int:
@@ -286,3 +292,10 @@ class Group:
 def plane_bytes(numel: int) -> int:
     """Bytes of ``numel`` elements in one plane of MXFP8: whole blocks."""
     return numel // BLOCK * (BLOCK + 1)
+
+
+def counted(groups: Sequence[Group]) -> list[tuple[Group, int]]:
+    """One group of each kind, and how many there are."""
+    examples = {group.kind: group for group in groups}
+    counts = Counter(group.kind for group in groups)
+    return [(examples[kind], count) for kind, count in counts.items()]

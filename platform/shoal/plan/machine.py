@@ -25,3 +25,8 @@ class Machine:
             cpu_has_bf16=torch.cpu._is_avx512_bf16_supported()
             or torch.cpu._is_amx_tile_supported(),
         )
+
+    @staticmethod
+    def with_gpus() -> Machine:
+        """A machine with a GPU for each worker."""
+        return Machine(has_cuda=True, cpu_has_bf16=True)

@@ -11,7 +11,7 @@ from shoal.parallel.pipeline import Stages
 from shoal.plan.activations import FP32_BYTES
 from shoal.plan.batches import Batches
 from shoal.plan.group import Deed, Group
-from shoal.plan.traffic import Stream, Traffic, What
+from shoal.plan.traffic import Stream, Traffic, What, When
 
 SEND: Deed = "send"
 
@@ -47,12 +47,24 @@ def stage_messages(
 
 def tied_message(stage: int, table: Group) -> Traffic:
     """What a rank of either end sends the other of the gradients of a tied table."""
-    return _traffic(stage, "gradients", 1, [Fraction(table.gradient_bytes)])
+    return _traffic(stage, "gradients", 1, [Fraction(table.gradient_bytes)], "once a step")
 
 
-def _traffic(stage: int, what: What, times: int, sizes: Sequence[Fraction]) -> Traffic:
+def _traffic(
+    stage: int,
+    what: What,
+    times: int,
+    sizes: Sequence[Fraction],
+    when: When = "each microbatch",
+) -> Traffic:
     stream = Stream(
-        stage=stage, layers="dense", what=what, deed=SEND, axis="pipeline", group_size=2
+        stage=stage,
+        layers="dense",
+        what=what,
+        deed=SEND,
+        axis="pipeline",
+        group_size=2,
+        when=when,
     )
     payload = math.ceil(times * sum(sizes))
     return Traffic(stream=stream, count=times * len(sizes), payload_bytes=payload)

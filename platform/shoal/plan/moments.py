@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from shoal.models import DecoderConfig, Part
 from shoal.plan.activations import (
@@ -54,6 +55,12 @@ class LayerMemory:
     units: tuple[tuple[Group, ...], ...]
     """The groups of its own unit, then those of its experts'."""
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Layers of equal kinds need equal memory."""
+        groups = (group for unit in self.units for group in unit)
+        return self.kept, self.mlp, self.attention, *(group.kind for group in groups)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartMemory:
@@ -89,34 +96,45 @@ class PartMemory:
             in_flight += self._hidden  # the gradient that was received
         reducing = 0
         for number in reversed(range(len(layers))):
-            layer = layers[number]
-            own, *experts = (_Held.of(unit, self.num_microbatches) for unit in layer.units)
-            following = layers[number - 1].units[0] if number else ()
-            after = sum(group.arriving_bytes for group in following)
-            whole, collected = root.whole + own.whole + after, root.collected + own.collected
-            kept = in_flight + layer.again
-            last = experts[-1] if experts else own
-            yield {
-                Kind.WHOLE_WEIGHTS: whole + sum(held.whole for held in experts),
-                Kind.CONTRIBUTIONS: collected
-                + sum(held.collected for held in experts)
-                + max(last.largest, reducing),
-                Kind.ACTIVATIONS: kept + layer.mlp,
-                Kind.EXCHANGE: self.expert_bytes if experts else 0,
-            }
-            reducing = sum(held.collected + held.reducing for held in experts) or reducing
-            yield {
-                Kind.WHOLE_WEIGHTS: whole,
-                Kind.CONTRIBUTIONS: collected + max(own.largest, reducing),
-                Kind.ACTIVATIONS: kept + layer.attention,
-                Kind.EXCHANGE: self.kv_bytes,
-            }
+            layer, following = layers[number], layers[max(number - 1, 0)]
+            # In the midst of layers that are alike, the ones before needed more.
+            if [layer.kind] * 3 != [x.kind for x in (following, *layers[number + 1 : number + 3])]:
+                after = sum(group.arriving_bytes for group in following.units[0] * bool(number))
+                yield from self._of_layer(layer, in_flight, after, root, reducing)
+            own = _Held.of(layer.units[0], self.num_microbatches)
             reducing = own.collected + own.reducing if own.reducing else 0
             in_flight -= layer.kept
         yield {
             Kind.WHOLE_WEIGHTS: root.whole,
             Kind.CONTRIBUTIONS: root.collected + max(root.reducing, reducing),
             Kind.ACTIVATIONS: in_flight,
+        }
+
+    def _of_layer(
+        self, layer: LayerMemory, in_flight: int, after: int, root: _Held, reducing: int
+    ) -> Iterator[Moment]:
+        """Its MLP, then its attention, in backward.
+
+        ``after`` are whole weights on their way, ``reducing`` contributions that came before.
+        """
+        own, *experts = (_Held.of(unit, self.num_microbatches) for unit in layer.units)
+        whole, collected = root.whole + own.whole + after, root.collected + own.collected
+        kept = in_flight + layer.again
+        last = experts[-1] if experts else own
+        yield {
+            Kind.WHOLE_WEIGHTS: whole + sum(held.whole for held in experts),
+            Kind.CONTRIBUTIONS: collected
+            + sum(held.collected for held in experts)
+            + max(last.largest, reducing),
+            Kind.ACTIVATIONS: kept + layer.mlp,
+            Kind.EXCHANGE: self.expert_bytes if experts else 0,
+        }
+        reducing = sum(held.collected + held.reducing for held in experts) or reducing
+        yield {
+            Kind.WHOLE_WEIGHTS: whole,
+            Kind.CONTRIBUTIONS: collected + max(own.largest, reducing),
+            Kind.ACTIVATIONS: kept + layer.attention,
+            Kind.EXCHANGE: self.kv_bytes,
         }
 
     def _of_head(self, in_flight: int, root: _Held, last: _Held) -> Iterator[Moment]:

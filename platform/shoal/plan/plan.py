@@ -7,8 +7,11 @@ from typing import Any
 
 from shoal.config import AxisLevels
 from shoal.plan.batches import Batches
+from shoal.plan.links import LinkClass, link_of, sent_by_link
 from shoal.plan.memory import AT_REST, RankMemory
 from shoal.plan.precision import Precision
+from shoal.plan.rates import Rates
+from shoal.plan.step_time import StepTime
 from shoal.plan.traffic import Traffic
 from shoal.topology import Axis, Topology
 
@@ -34,6 +37,9 @@ class Plan:
     levels: dict[str, AxisLevels]
     """Levels of sharding of ``dense`` and ``expert`` layers."""
 
+    recompute: str
+    """``layer`` where layers are computed again in backward, else ``none``."""
+
     layers: tuple[tuple[range, ...], ...]
     """Layers of each pipeline stage; several runs of them where it has virtual stages."""
 
@@ -45,6 +51,24 @@ class Plan:
 
     traffic: tuple[Traffic, ...]
     """Collectives and messages of one step, the same on every rank of a stage."""
+
+    rates: Rates | None
+    """What the time is estimated from; None where nobody said."""
+    time: StepTime | None
+    """How long a step takes."""
+
+    @property
+    def fullest(self) -> RankMemory:
+        """The rank that needs the most memory."""
+        return max(self.memory, key=lambda memory: memory.peak)
+
+    @property
+    def sent(self) -> tuple[dict[LinkClass, int], ...]:
+        """By stage, bytes that each of its ranks sends in a step inside domains and outside."""
+        return tuple(
+            sent_by_link((one for one in self.traffic if one.stream.stage == stage), self.topology)
+            for stage in range(self.topology.pipeline)
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -77,10 +101,15 @@ class Plan:
                 }
                 for memory in self.memory
             ],
+            "time": None
+            if self.time is None or self.rates is None
+            else {**self.time.as_dict(), "rates": self.rates.as_dict()},
+            "links": [dict(sent) for sent in self.sent],
             "at_rest_kinds": [kind.value for kind in AT_REST],
             "collectives": [
                 {
                     **asdict(traffic.stream),
+                    "link": link_of(traffic.stream, self.topology),
                     "count": traffic.count,
                     "payload_bytes": traffic.payload_bytes,
                     "sent_bytes": traffic.sent_bytes,

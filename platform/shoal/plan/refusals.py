@@ -24,6 +24,7 @@ from shoal.plan.machine import Machine
 from shoal.plan.model import read_decoder_config
 from shoal.plan.mxfp8 import mxfp8_parameters
 from shoal.plan.precision import resolve_device, resolve_precision
+from shoal.plan.rates import Rates
 from shoal.storage import damages
 from shoal.topology import Topology
 
@@ -271,3 +272,15 @@ def _kept(make: Callable[[], T], found: list[ConfigError]) -> T | None:
     except ConfigError as error:
         found.append(error)
     return None
+
+
+def check_domain(config: Config, rates: Rates) -> None:
+    """Raise ``ConfigError`` where a domain of fast links would have more ranks than it can."""
+    domain = config.cluster.nvlink_domain or config.cluster.workers
+    if rates.domain is not None and domain > rates.domain:
+        raise ConfigError(
+            "cluster.nvlink_domain",
+            config.cluster.nvlink_domain,
+            f"{domain} ranks would share fast links, which join {rates.domain} of {rates.name}",
+            f"Use a divisor of {config.cluster.workers} that is at most {rates.domain}",
+        )

@@ -5,12 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shoal.plan.links import LinkClass, link_of
 from shoal.plan.memory import AT_REST, IN_A_STEP
 from shoal.plan.plan import Plan
 from shoal.topology import Axis
 
 MOST_ROWS = 64
 """Ranks that are listed; the rest follows by its number."""
+
+LINKS: tuple[LinkClass, LinkClass] = ("inside", "outside")
+
+_PARTS = {
+    "dense": "projections and dense MLPs",
+    "attention": "attention",
+    "experts": "routed experts",
+    "head": "head and loss",
+    "again": "computing layers again",
+    "exchange": "waiting for keys, values and tokens",
+    "weights": "waiting for weights",
+    "gradients": "waiting for gradients",
+    "bubble": "waiting for other stages",
+    "messages": "messages between stages",
+    "update": "optimizer",
+}
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -37,8 +54,10 @@ def sheets(plan: Plan) -> Iterator[Sheet]:
     if len(plan.layers) > 1:
         yield _stages(plan)
     yield _ranks(plan)
-    yield _memory(plan)
+    yield memory_sheet(plan)
     yield _traffic(plan)
+    if plan.time is not None:
+        yield time_sheet(plan)
 
 
 def bytes_text(num_bytes: int) -> str:
@@ -139,9 +158,9 @@ def _ranks(plan: Plan) -> Sheet:
     )
 
 
-def _memory(plan: Plan) -> Sheet:
-    fullest = max(plan.memory, key=lambda memory: memory.peak)
-    rows = []
+def memory_sheet(plan: Plan) -> Sheet:
+    """What the fullest rank's bytes are for."""
+    fullest, rows = plan.fullest, []
     for kind in (*AT_REST, *IN_A_STEP):
         when = "at rest" if kind in AT_REST else "in a step"
         rows.append((kind.value.replace("_", " "), when, bytes_text(fullest.num_bytes[kind])))
@@ -166,14 +185,16 @@ def _traffic(plan: Plan) -> Sheet:
             stream.deed.replace("_", "-"),
             of,
             stream.axis,
+            link_of(stream, plan.topology),
             str(stream.group_size),
             str(traffic.count),
             bytes_text(traffic.payload_bytes),
             bytes_text(traffic.sent_bytes),
+            stream.when,
         )
         rows.append((str(stream.stage), *row) if staged else row)
-    header = ("collective", "of", "axis", "ranks", "count", "payload", "sent")
-    numeric = range(4, 8) if staged else range(3, 7)
+    header = ("collective", "of", "axis", "links", "ranks", "count", "payload", "sent", "when")
+    numeric = range(5, 9) if staged else range(4, 8)
     return Sheet(
         title="Collectives of a step, for each rank",
         header=("stage", *header) if staged else header,
@@ -186,9 +207,47 @@ def _traffic(plan: Plan) -> Sheet:
 def _traffic_note(plan: Plan) -> str:
     if not plan.traffic:
         return "none: no axis has more than one rank"
+    sent = plan.sent
+    inside, outside = (bytes_text(max(one[link] for one in sent)) for link in LINKS)
+    words = f"Each rank sends up to {inside} inside its domain, {outside} out of it."
+    return " ".join(filter(None, (words, _routing_note(plan))))
+
+
+def _routing_note(plan: Plan) -> str:
     if any(traffic.stream.what == "tokens" for traffic in plan.traffic):
         return "Tokens as of an even routing; which experts they visit is known in the run only."
     return ""
+
+
+def time_sheet(plan: Plan) -> Sheet:
+    """How long a step takes, and why."""
+    time, rates = plan.time, plan.rates
+    assert time is not None and rates is not None
+    rows = [
+        (_PARTS[name], seconds_text(seconds), f"{seconds / time.total_s:.1%}")
+        for name, seconds in time.parts.items()
+        if seconds
+    ]
+    rows.append(("sum", seconds_text(time.total_s), ""))
+    on = f" on stage {time.stage}, which takes longest" if plan.topology.pipeline > 1 else ""
+    return Sheet(
+        title=f"Time of a step{on}",
+        header=("part", "seconds", "share"),
+        rows=tuple(rows),
+        numeric=frozenset({1, 2}),
+        note=f"{time.tokens_per_s:,.0f} tokens a second, {time.flops_share:.0%} of the attainable "
+        f"FLOP rate. An estimate for {rates.name}: {rates.source}.",
+    )
+
+
+def seconds_text(seconds: float) -> str:
+    """``seconds`` with three significant digits, such as ``1.53 ms``."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        size = seconds * factor
+        if size >= 0.9995 or unit == "µs":
+            break
+    digits = 2 if size < 9.995 else 1 if size < 99.95 else 0
+    return f"{size:.{digits}f} {unit}"
 
 
 def _dtype(dtype: object) -> str:

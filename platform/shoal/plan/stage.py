@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from shoal.config import Config, OptimizerSettings
-from shoal.models import DecoderConfig, Part, matrix_rows, split_decoder
-from shoal.parallel.pipeline import Timeline
+from shoal.models import DecoderConfig, Part, split_decoder
+from shoal.parallel.pipeline import Stages
 from shoal.parallel.pipeline.links import messages_on_the_way
-from shoal.parallel.pipeline.timeline import in_flight_limit
+from shoal.parallel.pipeline.timeline import before_backwards, in_flight_limit
 from shoal.plan.activations import FP32_BYTES, Kernels, exchange_bytes, kept_bytes
 from shoal.plan.batches import Batches
 from shoal.plan.context import ContextPlan
-from shoal.plan.group import Formats, Group
-from shoal.plan.groups import decoder_groups
+from shoal.plan.group import Formats, Group, counted
+from shoal.plan.groups import decoder_groups, hidden_matrices
 from shoal.plan.memory import Kind, update_bytes
 from shoal.plan.messages import boundary_sizes, stage_messages, tied_message
 from shoal.plan.moments import Moment, PartMemory
-from shoal.plan.mxfp8 import Scratch, mxfp8_parameters
+from shoal.plan.mxfp8 import Scratch
 from shoal.plan.precision import Precision
 from shoal.plan.traffic import Traffic, expert_traffic, step_traffic
 from shoal.topology import Topology
@@ -37,7 +37,7 @@ class StagePlan:
     """Of each part, in the order of forward."""
 
     topology: Topology
-    timeline: Timeline
+    stages: Stages
     batches: Batches
     decoder: DecoderConfig
     context: ContextPlan
@@ -63,41 +63,55 @@ class StagePlan:
 
         Those that come and go within a step are those of its fullest moment.
         """
-        groups, none = self.every_group, dict.fromkeys(Kind, 0)
+        groups, none = counted(self.every_group), dict.fromkeys(Kind, 0)
         at_rest = {
-            Kind.MAIN_WEIGHTS: sum(group.main_weight_bytes for group in groups),
-            Kind.COMPUTE_WEIGHTS: sum(group.compute_weight_bytes for group in groups),
-            Kind.GRADIENTS: sum(group.gradient_bytes for group in groups),
+            Kind.MAIN_WEIGHTS: sum(n * group.main_weight_bytes for group, n in groups),
+            Kind.COMPUTE_WEIGHTS: sum(n * group.compute_weight_bytes for group, n in groups),
+            Kind.GRADIENTS: sum(n * group.gradient_bytes for group, n in groups),
         }
         fullest = max(self._moments(), key=lambda moment: sum(moment.values()))
         return {**none, **at_rest, **fullest}
 
     def _moments(self) -> Iterator[Moment]:
         """What comes and goes in a step, whenever it may be most."""
-        chunks = self.timeline.stages.chunks_of(self.stage)
+        chunks = self._chunks
         parts = dict(zip(chunks, self.parts, strict=True))
-        waiting = self.timeline.before_backwards(self.stage, lambda chunk: self._kept(parts[chunk]))
         microbatches = self.batches.num_microbatches
-        summed = sum(group.accumulation_bytes(microbatches) for group in self.every_group)
-        for chunk, groups in zip(chunks, self.groups, strict=True):
-            memory = self._memory_of(parts[chunk], groups)
+        kept = {chunk: self._kept(part) for chunk, part in parts.items()}
+        waiting = before_backwards(self.stages, self.stage, microbatches, kept.__getitem__)
+        groups = counted(self.every_group)
+        summed = sum(n * group.accumulation_bytes(microbatches) for group, n in groups)
+        for chunk, held in zip(chunks, self.groups, strict=True):
+            memory = self._memory_of(parts[chunk], held)
             for moment in memory.moments(waiting[chunk] + self._messages):
                 yield {**moment, Kind.ACCUMULATION: summed}
         yield {Kind.UPDATE: update_bytes(self.every_group, self.optimizer, self.precision)}
 
+    @property
+    def most_kept(self) -> int:
+        """Bytes of activations that wait for a backward, at most."""
+        kept = dict(zip(self._chunks, map(self._kept, self.parts), strict=True))
+        microbatches = self.batches.num_microbatches
+        waiting = before_backwards(self.stages, self.stage, microbatches, kept.__getitem__)
+        return max(waiting.values())
+
     def traffic(self) -> Iterator[Traffic]:
         """Collectives inside the stage, and messages to others, of each of its ranks."""
-        stages, microbatches = self.timeline.stages, self.batches.num_microbatches
-        yield from step_traffic(self.every_group, microbatches, stage=self.stage)
-        yield from self.context.traffic()
-        yield from self._expert_traffic()
-        if stages.num_stages == 1:
-            return
-        sizes = self._boundary(self.context.mean_tokens)
-        yield from stage_messages(stages, self.stage, sizes, microbatches)
-        if self.decoder.tie_word_embeddings and self.stage in (0, stages.num_stages - 1):
+        yield from step_traffic(self.every_group, self.batches.num_microbatches, stage=self.stage)
+        yield from self.exchange()
+        is_end = self.stages.num_stages > 1 and self.stage in (0, self.stages.num_stages - 1)
+        if is_end and self.decoder.tie_word_embeddings:
             table = next(g for g in self.every_group if g.is_copy or not g.unit)
             yield tied_message(self.stage, table)
+
+    def exchange(self) -> Iterator[Traffic]:
+        """All of it that does not depend on how parameters are sharded."""
+        yield from self.context.traffic()
+        yield from self._expert_traffic()
+        if self.stages.num_stages > 1:
+            sizes = self._boundary(self.context.mean_tokens)
+            microbatches = self.batches.num_microbatches
+            yield from stage_messages(self.stages, self.stage, sizes, microbatches)
 
     def _expert_traffic(self) -> tuple[Traffic, ...]:
         """What tokens that visit the experts of other ranks add."""
@@ -140,6 +154,10 @@ class StagePlan:
         )
 
     @property
+    def _chunks(self) -> range:
+        return self.stages.chunks_of(self.stage)
+
+    @property
     def _tokens(self) -> int:
         """Tokens of a microbatch on one rank, at most."""
         return self.context.tokens_per_rank
@@ -165,7 +183,7 @@ class StagePlan:
 
         Of activations that were sent, those whose backward is to come are kept anyway.
         """
-        stages = self.timeline.stages
+        stages = self.stages
         if stages.num_stages == 1:
             return 0
         most, microbatches = messages_on_the_way(stages), self.batches.num_microbatches
@@ -178,58 +196,79 @@ class StagePlan:
         return (beyond + min(most, back) + 1) * size
 
 
-def plan_stages(
-    config: Config,
-    decoder: DecoderConfig,
-    topology: Topology,
-    timeline: Timeline,
-    batches: Batches,
-    formats: Formats,
-    kernels: Kernels,
-    precision: Precision,
-) -> tuple[StagePlan, ...]:
-    """Every stage's part of the plan."""
-    stages = timeline.stages
-    hidden = matrix_rows(decoder) if config.optimizer.kind == "muon" else ()
-    parts = split_decoder(decoder, stages.num_chunks)
-    held = [tuple(parts[c] for c in stages.chunks_of(stage)) for stage in range(stages.num_stages)]
-    mxfp8, recompute = mxfp8_parameters(config, decoder), config.train.recompute == "layer"
-    quantized = mxfp8 if precision.mxfp8_gather else frozenset()
-    return tuple(
-        StagePlan(
-            stage=stage,
-            parts=held[stage],
-            groups=tuple(
-                decoder_groups(
-                    decoder,
-                    part,
-                    config.sharding,
-                    topology,
-                    formats,
-                    hidden,
-                    quantized=quantized,
-                    recompute=recompute,
-                )
-                for part in held[stage]
-            ),
-            topology=topology,
-            timeline=timeline,
-            batches=batches,
-            decoder=decoder,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """All that the stages of one run depend on."""
+
+    config: Config
+    decoder: DecoderConfig
+    topology: Topology
+    stages: Stages
+    batches: Batches
+    precision: Precision
+    kernels: Kernels
+
+    mxfp8: frozenset[str]
+    """Parameters that multiply in MXFP8."""
+
+    def stage(self, number: int) -> StagePlan:
+        """One stage's part of the plan."""
+        config, precision = self.config, self.precision
+        formats = Formats(
+            main_weights=precision.main_weights,
+            compute=precision.compute,
+            gradients=precision.main_gradients,
+            reduce=precision.reduce,
+        )
+        parts = self._parts(number)
+        hidden = hidden_matrices(self.decoder) if config.optimizer.kind == "muon" else frozenset()
+        groups = tuple(
+            decoder_groups(
+                self.decoder,
+                part,
+                config.sharding,
+                self.topology,
+                formats,
+                hidden,
+                quantized=self.mxfp8 if precision.mxfp8_gather else frozenset(),
+                recompute=config.train.recompute == "layer",
+            )
+            for part in parts
+        )
+        return self._stage(number, parts, groups)
+
+    def bare_stage(self, number: int) -> StagePlan:
+        """The same without parameters, for what does not depend on them."""
+        return self._stage(number, self._parts(number), ())
+
+    def _parts(self, number: int) -> tuple[Part, ...]:
+        chunks = split_decoder(self.decoder, self.stages.num_chunks)
+        return tuple(chunks[chunk] for chunk in self.stages.chunks_of(number))
+
+    def _stage(
+        self, number: int, parts: tuple[Part, ...], groups: tuple[tuple[Group, ...], ...]
+    ) -> StagePlan:
+        config = self.config
+        return StagePlan(
+            stage=number,
+            parts=parts,
+            groups=groups,
+            topology=self.topology,
+            stages=self.stages,
+            batches=self.batches,
+            decoder=self.decoder,
             context=ContextPlan(
                 config=config,
-                decoder=decoder,
-                topology=topology,
-                batches=batches,
-                compute=formats.compute,
-                stage=stage,
-                parts=held[stage],
+                decoder=self.decoder,
+                topology=self.topology,
+                batches=self.batches,
+                compute=self.precision.compute,
+                stage=number,
+                parts=parts,
             ),
-            kernels=kernels,
-            recompute=recompute,
+            kernels=self.kernels,
+            recompute=config.train.recompute == "layer",
             optimizer=config.optimizer,
-            precision=precision,
-            mxfp8=mxfp8,
+            precision=self.precision,
+            mxfp8=self.mxfp8,
         )
-        for stage in range(stages.num_stages)
-    )

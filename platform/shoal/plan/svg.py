@@ -90,7 +90,7 @@ def _rank(plan: Plan, rank: int, x: int, y: int, most: int) -> Iterator[str]:
 
 def _memory(plan: Plan, top: int) -> tuple[int, list[str]]:
     """The fullest rank's bytes as one bar with a legend, and where they end."""
-    fullest = max(plan.memory, key=lambda memory: memory.peak)
+    fullest = plan.fullest
     sums = f"{bytes_text(fullest.at_rest)} at rest, {bytes_text(fullest.peak)} at peak"
     lines = [_text(MARGIN, top + 12, f"Memory of rank {fullest.rank}, the fullest: {sums}")]
     x, y, bar = float(MARGIN), top + 22, WIDTH - 2 * MARGIN

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -11,8 +13,13 @@ from shoal.plan.sheets import Sheet, sheets
 
 
 def print_plan(plan: Plan, console: Console) -> None:
-    """Print every sheet of ``plan``; text for a file or a pipe has no frames and is never cut."""
-    for sheet in sheets(plan):
+    """Print every sheet of ``plan``."""
+    print_sheets(sheets(plan), console)
+
+
+def print_sheets(shown: Iterable[Sheet], console: Console) -> None:
+    """Print ``shown``; text for a file or a pipe has no frames and is never cut."""
+    for sheet in shown:
         if console.is_terminal:
             console.print(_framed(sheet))
         else:

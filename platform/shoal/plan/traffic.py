@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from shoal.plan.group import Deed, Group, Layers, Move
+from shoal.plan.group import Deed, Group, Layers, Move, counted
 from shoal.topology import MESH_AXES, Axis
 
 What = Literal[
@@ -36,6 +36,8 @@ What = Literal[
     "tokens",
     "counts",
 ]
+
+When = Literal["each microbatch", "once a step"]
 
 COUNT_BYTES = 8
 """Of the number of rows for one expert."""
@@ -58,6 +60,9 @@ class Stream:
 
     group_size: int
     """Ranks that take part."""
+
+    when: When = "each microbatch"
+    """How often; what happens once a step can wait for one microbatch's compute only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +98,7 @@ def step_traffic(
     """Everything that one rank's step moves inside its stage, equal kinds together."""
     counts: dict[Stream, int] = defaultdict(int)
     payloads: dict[Stream, int] = defaultdict(int)
-    for group in groups:
+    for group, number in counted(groups):
         for what, times, move in _moves(group, num_microbatches):
             stream = Stream(
                 stage=stage,
@@ -102,9 +107,10 @@ def step_traffic(
                 deed=move.deed,
                 axis=MESH_AXES[move.axis],
                 group_size=group.sizes[move.axis],
+                when="once a step" if times == 0 else "each microbatch",
             )
-            counts[stream] += times
-            payloads[stream] += times * move.payload_bytes
+            counts[stream] += number * max(times, 1)
+            payloads[stream] += number * max(times, 1) * move.payload_bytes
     return tuple(
         Traffic(stream=stream, count=counts[stream], payload_bytes=payloads[stream])
         for stream in counts
@@ -149,14 +155,14 @@ def _expert_stream(stage: int, what: What, deed: Deed, degree: int) -> Stream:
 
 
 def _moves(group: Group, num_microbatches: int) -> Iterator[tuple[What, int, Move]]:
-    """What moves, how often in a step, and the collective."""
+    """What moves, how often in a step if for each microbatch, else 0, and the collective."""
     for move in group.refresh_moves():
-        yield "weights", 1, move
+        yield "weights", 0, move
     for move in (*group.forward_moves(), *group.backward_moves()):
         yield "weights", num_microbatches, move
     for move in group.microbatch_moves():
         yield "gradients", num_microbatches, move
     for move in group.final_moves(num_microbatches):
-        yield "gradients", 1, move
+        yield "gradients", 0, move
     for move in group.update_moves():
-        yield "updates", 1, move
+        yield "updates", 0, move

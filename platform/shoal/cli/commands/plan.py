@@ -9,32 +9,93 @@ from typing import Annotated
 import typer
 
 from shoal.cli.options import AsJson, ConfigFile, Overrides
-from shoal.config import load_config
+from shoal.config import Config, load_config
 from shoal.errors import ConfigError
+
+Svg = Annotated[
+    Path | None, typer.Option("--svg", metavar="FILE", help="Also draw mesh and memory.")
+]
+Gpu = Annotated[
+    str | None,
+    typer.Option("--gpu", metavar="KIND", help="Plan for such GPUs (A100, H100, ...), with time."),
+]
+Measure = Annotated[
+    bool, typer.Option("--measure", help="Tell the time on CPUs as fast as this machine's.")
+]
+Search = Annotated[bool, typer.Option("--search", help="Find the fastest layouts that fit.")]
+Gpus = Annotated[
+    int | None, typer.Option("--gpus", metavar="N", help="Workers, as cluster.workers.")
+]
+Memory = Annotated[
+    float | None,
+    typer.Option("--memory", metavar="GIB", help="Memory of each device that a search may fill."),
+]
+Top = Annotated[int, typer.Option("--top", min=1, max=100, help="Layouts that a search shows.")]
 
 
 def plan(
     config: ConfigFile,
     overrides: Overrides = None,
     as_json: AsJson = False,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Also draw mesh and memory.")
-    ] = None,
+    svg: Svg = None,
+    gpu: Gpu = None,
+    measure: Measure = False,
+    search: Search = False,
+    gpus: Gpus = None,
+    memory: Memory = None,
+    top: Top = 5,
 ) -> None:
-    """Show mesh, ranks, memory and traffic of a run, or the reasons to refuse it."""
-    settings = load_config(config, overrides or ())
+    """Show mesh, ranks, memory, traffic and time of a run, or the reasons to refuse it."""
+    laid_over = [*(overrides or ()), *([] if gpus is None else [f"cluster.workers={gpus}"])]
+    settings = load_config(config, laid_over)
+    if search:
+        _search(settings, gpu=gpu, memory_gib=memory, most=top, as_json=as_json, svg=svg)
+        return
+    if memory is not None:
+        raise ConfigError("--memory", memory, "only a search has a use for it", "Add --search")
     # torch takes seconds to load, and a wrong file should be refused at once
     from rich.console import Console
 
-    from shoal.plan import draw_plan, make_plan, print_plan
+    from shoal.plan import draw_plan, machine_and_rates, make_plan, print_plan
 
-    made = make_plan(settings)
+    machine, rates = machine_and_rates(settings, gpu=gpu, measure=measure)
+    made = make_plan(settings, machine, rates=rates)
     if svg is not None:
         _write(svg, draw_plan(made))
     if as_json:
         typer.echo(json.dumps(made.as_dict(), indent=2))
     else:
         print_plan(made, Console())
+
+
+def _search(
+    settings: Config,
+    *,
+    gpu: str | None,
+    memory_gib: float | None,
+    most: int,
+    as_json: bool,
+    svg: Path | None,
+) -> None:
+    from rich.console import Console
+
+    from shoal.plan import (
+        draw_plan,
+        found_as_dict,
+        print_sheets,
+        search,
+        search_sheets,
+        search_target,
+    )
+
+    machine, rates, memory_bytes = search_target(settings, gpu=gpu, memory_gib=memory_gib)
+    found = search(settings, machine, rates, memory_bytes=memory_bytes, most=most)
+    if svg is not None:
+        _write(svg, draw_plan(found.best[0][1]))
+    if as_json:
+        typer.echo(json.dumps(found_as_dict(found, settings), indent=2))
+    else:
+        print_sheets(search_sheets(found, settings), Console())
 
 
 def _write(path: Path, text: str) -> None:

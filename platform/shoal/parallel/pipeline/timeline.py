@@ -28,6 +28,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 
 from shoal.parallel.pipeline.stages import Stages
 
@@ -83,19 +84,6 @@ class Timeline:
             most = max(most, now)
         return most
 
-    def before_backwards(self, stage: int, weight: Callable[[int], int]) -> dict[int, int]:
-        """For each chunk of a stage the most that waits when one of its backwards begins, itself
-        included; weighed as by ``most_in_flight``."""
-        now, most = 0, dict.fromkeys(self.stages.chunks_of(stage), 0)
-        for computation in self.orders[stage]:
-            chunk = computation.chunk
-            if computation.direction is Direction.FORWARD:
-                now += weight(chunk)
-            else:
-                most[chunk] = max(most[chunk], now)
-                now -= weight(chunk)
-        return most
-
 
 def make_timeline(stages: Stages, num_microbatches: int) -> Timeline:
     """The timeline of one step of ``num_microbatches`` microbatches."""
@@ -107,6 +95,50 @@ def make_timeline(stages: Stages, num_microbatches: int) -> Timeline:
         orders=tuple(tuple(stage.done) for stage in play.stages),
         duration=duration,
     )
+
+
+def bubble_share(stages: Stages, num_microbatches: int) -> float:
+    """``Timeline.bubble_share`` without playing the step through, as far as that can be."""
+    num_stages, virtual = stages.num_stages, stages.virtual
+    if virtual == 1 or num_microbatches % num_stages == 0:
+        return (num_stages - 1) / (virtual * num_microbatches + num_stages - 1)
+    # Each further group of as many microbatches as stages takes as long as it computes.
+    left_out = max(num_microbatches // num_stages - 2, 0) * num_stages
+    played = make_timeline(stages, num_microbatches - left_out)
+    work = virtual * sum(DURATION.values())
+    return 1 - work * num_microbatches / (played.duration + work * left_out)
+
+
+def before_backwards(
+    stages: Stages, stage: int, num_microbatches: int, weight: Callable[[int], int]
+) -> dict[int, int]:
+    """For each chunk of a stage the most that waits when one of its backwards begins, itself
+    included; weighed as by ``Timeline.most_in_flight``."""
+    # Whatever else happens, happens in the first groups of microbatches too.
+    left_out = max(num_microbatches // stages.num_stages - 2, 0) * stages.num_stages
+    num_microbatches -= left_out
+    if stages.virtual > 1 and num_microbatches % stages.num_stages:
+        order: Iterable[Computation] = make_timeline(stages, num_microbatches).orders[stage]
+    else:
+        order = _steady_order(stages, stage, num_microbatches)
+    now, most = 0, dict.fromkeys(stages.chunks_of(stage), 0)
+    for computation in order:
+        chunk = computation.chunk
+        if computation.direction is Direction.FORWARD:
+            now += weight(chunk)
+        else:
+            most[chunk] = max(most[chunk], now)
+            now -= weight(chunk)
+    return most
+
+
+def _steady_order(stages: Stages, stage: int, num_microbatches: int) -> Iterator[Computation]:
+    """As many forwards as the limit allows, then backwards and forwards in turn."""
+    forwards = _order(stages, stage, num_microbatches, Direction.FORWARD)
+    yield from islice(forwards, in_flight_limit(stages, stage))
+    for backward in _order(stages, stage, num_microbatches, Direction.BACKWARD):
+        yield backward
+        yield from islice(forwards, 1)
 
 
 def in_flight_limit(stages: Stages, stage: int) -> int:
