@@ -140,11 +140,24 @@ def _walk_each(configs: list[Config]) -> list[tuple[int, str]]:
 
 
 LEVELS = ("replicate", "optimizer", "gradients", "parameters")
+WHOLE_BLOCKS = {
+    **MODEL,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "head_dim": 32,
+}
 FORMATS: list[dict[str, Any]] = [
     {},
     {"precision": {"compute": "bf16"}, "train": {"recompute": "layer"}},
     {"precision": {"compute": "bf16", "main_weights": "bf16", "rounding": "stochastic"}},
     {"precision": {"compute": "fp32", "moments": "8bit"}},
+    {"precision": {"compute": "mxfp8", "parameter_gather": "bf16"}},
+    {
+        "precision": {"compute": "mxfp8"},
+        "model": {"config": WHOLE_BLOCKS},
+        "train": {"recompute": "layer"},
+    },
     {"optimizer": {"kind": "muon", "clip": 1.0}},
     {"optimizer": {"kind": "sgd", "momentum": 0.9}},
     {"parallel": {"context": 2}},
