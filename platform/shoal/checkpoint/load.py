@@ -31,7 +31,7 @@ from shoal.checkpoint.entry import (
     weight_entries,
 )
 from shoal.checkpoint.fit import Fit, some
-from shoal.checkpoint.moments import as_saved
+from shoal.checkpoint.moments import Reading, as_saved
 from shoal.checkpoint.optimizer_state import initialize_state
 from shoal.checkpoint.peers import Peers
 from shoal.checkpoint.reading import CheckpointReader
@@ -80,8 +80,8 @@ def load(
     """
     peers = Peers(group)
     deed = f"Loading {path}"
-    manifest = peers.each(deed, lambda: _look(path, is_first=peers.first))
-    reader = peers.each(deed, lambda: CheckpointReader(path))
+    reader = peers.each(deed, lambda: _look(path, is_first=peers.first))
+    manifest = reader.manifest
     fit = Fit(
         path=path,
         stored=reader.keys,
@@ -91,13 +91,15 @@ def load(
     parameters = held_parameters(model, rank=peers.rank, num_ranks=peers.size)
     if optimizer is not None and manifest.optimizer is None:
         raise fit.unfit("it holds no optimizer state", "Start anew from its weights alone")
-    reading = peers.each(
-        deed, lambda: as_saved(_entries(model, optimizer, parameters), reader.keys)
-    )
+
+    def check() -> tuple[Reading, bytes]:
+        reading = as_saved(_entries(model, optimizer, parameters), reader.keys)
+        wanted = model_keys(model, parameters) | {entry.key for entry in reading.entries}
+        fit.check(reading.entries, wanted)
+        return reading, _mask(reader.keys, wanted)
+
+    reading, masks = peers.tell(deed, check)
     entries = reading.entries
-    wanted = model_keys(model, parameters) | {entry.key for entry in entries}
-    peers.each(deed, lambda: fit.check(entries, wanted))
-    masks = peers.share(deed, _mask(reader.keys, wanted))
     fit.check_unread(_union(reader.keys, masks), with_optimizer=optimizer is not None)
     found = [entry for entry in entries if entry.key in reader.keys]
     loaded = peers.each(deed, lambda: _read(reader, found, manifest, peers))
@@ -108,15 +110,14 @@ def load(
     return loaded
 
 
-def _look(path: Path, *, is_first: bool) -> Manifest:
+def _look(path: Path, *, is_first: bool) -> CheckpointReader:
     """The cheap checks, and on the first rank those of what lies beside the ranks' files."""
     _refuse(path, damages(path))
-    manifest = Manifest.read(path)
+    reader = CheckpointReader(path)
     if is_first:
-        reader = CheckpointReader(path)
-        beside = dict.fromkeys(manifest.files.keys() - reader.files)
-        _refuse(path, block_damages(path, manifest, beside))
-    return manifest
+        beside = dict.fromkeys(reader.manifest.files.keys() - reader.files)
+        _refuse(path, block_damages(path, reader.manifest, beside))
+    return reader
 
 
 def _refuse(path: Path, problems: Sequence[Damage]) -> None:

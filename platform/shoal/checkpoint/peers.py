@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from shoal.errors import ShoalError, WorkError
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -51,18 +52,25 @@ class Peers:
         Where ``work`` raised on any rank, every rank raises the first such rank's failure: a
         ShoalError as it is, anything else as a WorkError that says what ``deed`` it ended.
         """
+        return self.tell(deed, lambda: (work(), None))[0]
+
+    def tell(self, deed: str, work: Callable[[], tuple[T, S]]) -> tuple[T, list[S]]:
+        """Like ``each``; the second thing that ``work`` returns is small, and told to all ranks."""
+        result: Any = None
+        word: Any = None
         cause: Exception | None = None
         try:
-            result = work()
+            result, word = work()
         except Exception as error:  # the edge to the peers: whatever happened is passed on to all
             cause = error
         failure = None if cause is None else self._told(deed, cause)
-        failures = [told for told in self.share(deed, failure) if told is not None]
+        told = self.share(deed, (failure, word))
+        failures = [each for each, _ in told if each is not None]
         if failures and failures[0] is cause:
             raise failures[0]
         if failures:
             raise failures[0] from cause
-        return result
+        return result, [words for _, words in told]
 
     def share(self, deed: str, value: T) -> list[T]:
         """Every rank's value in rank order, on every rank: keep the values small."""

@@ -65,10 +65,11 @@ class CheckpointReader:
     def __init__(self, path: Path) -> None:
         """Read the index; raises WorkError where manifest or index are damaged."""
         self._path = path
-        self._manifest = Manifest.read(path)
-        if INDEX_NAME not in self._manifest.files:
+        self.manifest = Manifest.read(path)
+        """What the folder must hold."""
+        if INDEX_NAME not in self.manifest.files:
             raise WorkError(f"{path} has no {INDEX_NAME}.")
-        problems = block_damages(path, self._manifest, {INDEX_NAME: None})
+        problems = block_damages(path, self.manifest, {INDEX_NAME: None})
         if problems:
             raise _damaged(path, problems[0])
         self.keys: dict[str, Stored] = read_index((path / INDEX_NAME).read_bytes())
@@ -151,7 +152,7 @@ class CheckpointReader:
 
     def _read(self, file: str, blocks: Mapping[int, Sequence[_Piece]]) -> None:
         """Read some blocks of a file, check them, and hand their bytes to the pieces."""
-        path, record = self._path / file, self._manifest.files[file]
+        path, record = self._path / file, self.manifest.files[file]
         memory = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
         try:
             with BlockReader(path, record, memory_of(memory)) as reader:
