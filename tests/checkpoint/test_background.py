@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -215,11 +216,20 @@ def test_an_observer_can_wait_for_saves(tmp_path: Path) -> None:
     assert not await_saves(tmp_path, timeout_s=0.3)
 
 
-def test_no_thread_or_process_stays_behind(tmp_path: Path) -> None:
-    before = threading.active_count(), set(os.listdir("/proc/self/fd"))
+def _staging_memory() -> list[str]:
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # others of this process come and go
+            links.append(os.readlink(entry))
+    return [link for link in links if "shoal-checkpoint" in link]
+
+
+def test_no_thread_process_or_memory_stays_behind(tmp_path: Path) -> None:
     with training(tmp_path) as trainer:
         trainer.save(1)
         trainer.saver.drain()
         pid = trainer.saver.writer_pid
+        assert len(_staging_memory()) == 2
     assert not Path(f"/proc/{pid}").exists()
-    assert (threading.active_count(), set(os.listdir("/proc/self/fd"))) == before
+    assert _staging_memory() == []
+    assert not [t for t in threading.enumerate() if t.name.startswith("stage-checkpoint")]
