@@ -114,6 +114,22 @@ def test_the_picture_shows_every_rank_and_kind() -> None:
         assert float(box.attrib["width"]) >= 0
 
 
+def test_the_picture_shows_where_each_rank_stands() -> None:
+    plan = make_plan(
+        config(
+            model={"config": {**EXPERTS, "num_experts": 8}},
+            cluster={"workers": 8, "nvlink_domain": 4},
+            parallel={"pipeline": 2, "context": 2, "expert": 2},
+        )
+    )
+    root = ElementTree.fromstring(draw_plan(plan))
+    words = [element.text or "" for element in root.iter(f"{SVG}text")]
+    for rank in range(8):
+        at, first = plan.topology.coordinates(rank), words.index(f"rank {rank}")
+        assert words[first + 1] == f"stage {at.pipeline}, context {at.context}, expert {at.expert}"
+        assert words[first + 2] == f"inner {at.inner}"
+
+
 def test_the_bar_of_a_rank_is_as_long_as_its_kinds_together() -> None:
     root = ElementTree.fromstring(draw_plan(_plan()))
     bars = [box for box in root.iter(f"{SVG}rect") if box.attrib.get("height") == "24"]

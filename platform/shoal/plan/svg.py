@@ -8,12 +8,17 @@ from html import escape
 from shoal.plan.memory import AT_REST, Kind
 from shoal.plan.plan import Plan
 from shoal.plan.sheets import bytes_text
+from shoal.topology import Axis, Coordinates
 
 WIDTH = 960
 MARGIN = 24
-CELL_WIDTH, CELL_HEIGHT, GAP = 104, 62, 8
+CELL_WIDTH, CELL_HEIGHT, GAP = 144, 76, 8
 MOST_DOMAINS = 32
 """Domains that are drawn; a line says how many more there are."""
+
+_SHARED_AXES = (Axis.PIPELINE, Axis.CONTEXT, Axis.EXPERT)
+_MESH_AXES = (Axis.OUTER, Axis.INNER)
+_WORDS = {Axis.PIPELINE: "stage"}
 
 _BARS = "Bars: bytes at peak, the dark part of them at rest."
 
@@ -82,10 +87,19 @@ def _rank(plan: Plan, rank: int, x: int, y: int, most: int) -> Iterator[str]:
     bar = CELL_WIDTH - 2 * GAP
     yield _box(x, y, CELL_WIDTH, CELL_HEIGHT, "white", "#5d6d7e")
     yield _text(x + GAP, y + 16, f"rank {rank}")
-    yield _text(x + GAP, y + 31, f"outer {at.outer}, inner {at.inner}", size=10)
-    yield _box(x + GAP, y + 38, bar * memory.peak // most, 8, _COLORS[Kind.ACTIVATIONS])
-    yield _box(x + GAP, y + 38, bar * memory.at_rest // most, 8, _COLORS[Kind.MAIN_WEIGHTS])
-    yield _text(x + GAP, y + 57, f"{bytes_text(memory.peak)} at peak", size=10)
+    for line, axes in enumerate((_SHARED_AXES, _MESH_AXES)):
+        yield _text(x + GAP, y + 31 + 14 * line, _places(plan, at, axes), size=10)
+    yield _box(x + GAP, y + 52, bar * memory.peak // most, 8, _COLORS[Kind.ACTIVATIONS])
+    yield _box(x + GAP, y + 52, bar * memory.at_rest // most, 8, _COLORS[Kind.MAIN_WEIGHTS])
+    yield _text(x + GAP, y + 71, f"{bytes_text(memory.peak)} at peak", size=10)
+
+
+def _places(plan: Plan, at: Coordinates, axes: tuple[Axis, ...]) -> str:
+    """Where a rank stands on those of ``axes`` that have more than one."""
+    named = ((axis, _WORDS.get(axis, axis.value)) for axis in axes)
+    return ", ".join(
+        f"{word} {at.along(axis)}" for axis, word in named if plan.topology.size(axis) > 1
+    )
 
 
 def _memory(plan: Plan, top: int) -> tuple[int, list[str]]:
