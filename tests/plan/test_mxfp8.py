@@ -8,6 +8,8 @@ import pytest
 
 from shoal.config import Config
 from shoal.plan import Plan, make_plan
+from shoal.plan.measure import measured_rates
+from shoal.plan.sheets import time_sheet
 from tests.plan.configs import EXPERTS, config
 from tests.plan.measured import Measured, assert_as_planned, measure
 from tests.ranks import RankPool
@@ -95,6 +97,13 @@ def test_gathers_take_little_more_than_half() -> None:
     assert 0.5 < _weights(quantized) / _weights(plain) < 0.55
     again = make_plan(_settings("computed again", **sections))
     assert 0.75 < _weights(again) / _weights(plain) < 0.8
+
+
+def test_estimates_say_what_they_leave_out() -> None:
+    for compute in ("mxfp8", "bf16"):
+        settings = _settings("parameters", precision={"compute": compute})
+        note = time_sheet(make_plan(settings, rates=measured_rates(settings))).note
+        assert ("emulation takes several times as long" in note) == (compute == "mxfp8")
 
 
 def _trace(settings: Config) -> Measured:

@@ -236,8 +236,14 @@ def time_sheet(plan: Plan) -> Sheet:
         rows=tuple(rows),
         numeric=frozenset({1, 2}),
         note=f"{time.tokens_per_s:,.0f} tokens a second, {time.flops_share:.0%} of the attainable "
-        f"FLOP rate. An estimate for {rates.name}: {rates.source}.",
+        f"FLOP rate. An estimate for {rates.name}: {rates.source}.{_emulation_note(plan)}",
     )
+
+
+def _emulation_note(plan: Plan) -> str:
+    if not plan.precision.mxfp8:
+        return ""
+    return " Products in MXFP8 count as in bf16; their emulation takes several times as long."
 
 
 def seconds_text(seconds: float) -> str:

@@ -14,6 +14,8 @@ A stage computes its microbatches one after the other. What happens beside that:
     update         weights, gradients and moments are read, weights and moments written; Muon's
                    matrices travel, and its products, shared among ranks, are left out
 
+Products in MXFP8 count as those in bf16: what their emulation takes besides is left out.
+
 Collectives of one stage share its links: their times add up within a class of links, and classes
 do not overlap with each other.
 """
