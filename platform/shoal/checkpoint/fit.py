@@ -70,7 +70,8 @@ class Fit:
         if strange:
             raise self.unfit(
                 f"{some(strange)} {problem}",
-                "Resume with the model and optimizer that saved it, or allow these keys by name",
+                "Resume with the model and optimizer that saved it, or name these keys in "
+                "checkpoint.allow",
             )
 
     def _check_entry(self, entry: Entry, stored: Stored) -> None:

@@ -29,3 +29,8 @@ class CheckpointSettings(Section):
     on_failure: Literal["stop", "retry", "warn"] = "stop"
     """A save that failed ends the run by the next save at the latest (``stop``), or only if writing
     the same state once more fails as well (``retry``), or costs that step alone (``warn``)."""
+
+    allow: tuple[str, ...] = ()
+    """Keys that may be in the checkpoint unread, or wanted and missing: names such as
+    ``model.lm_head.weight`` or ``optimizer.lm_head.*``, where ``*`` stands for any text. What is
+    missing starts as in a new run."""

@@ -158,7 +158,12 @@ class _Run:
             fill_model(self.model, self.job.config)
             seed_rank(seed, self.rank, 0)
             return 0
-        loaded = load(start, model=self.model, optimizer=self.optimizer, group=self.patient)
+        allow = self.job.config.checkpoint.allow
+        if allow:
+            fill_model(self.model, self.job.config)  # what may be missing needs values
+        loaded = load(
+            start, model=self.model, optimizer=self.optimizer, allow=allow, group=self.patient
+        )
         self.sampler.load_state_dict(loaded.counters["sampler"])
         if loaded.rng is not None:
             restore_rng(loaded.rng)
