@@ -3,6 +3,9 @@
 A request is a value that determines its answer, so where an engine is lost, another one with the
 same fingerprint computes the answer again from the start, and what the client has already is left
 out. That happens once for a request: one that was there at two losses may be their cause.
+
+An engine that stands still is left in the same way, but it may come back. Until another one has
+taken a request it stays where it is as well, and whatever either gives first is handed on.
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.errors import ConfigError, Overloaded, WorkError
+from shoal.errors import ConfigError, Overloaded, ShoalError, WorkError
 from shoal.inference.journal import JournalFull
 from shoal.inference.protocol import Output
 from shoal.inference.request import Request
-from shoal_actors.engine import EngineLink, LinkState, Load, Router
+from shoal_actors.engine import STILL_S, EngineLink, LinkState, Load, Router
 from shoal_deployments.engine_client import (
     EngineFailed,
     EngineUnavailable,
@@ -31,6 +34,10 @@ from shoal_deployments.mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
 
+PATIENCE_S = 60.0
+"""What ``serve.stall_s`` is unless somebody says otherwise."""
+_LOST = "The engine that computed the answer was lost."
+
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class _Held:
@@ -39,24 +46,29 @@ class _Held:
     request: Request
     mailbox: Mailbox
     place: int
-    """The engine that computes it."""
+    """The engine that has it."""
     num_missing: int
     """Choices that have not ended."""
     is_taken: bool = False
     """Whether the engine that has it first has said so."""
-    is_lost: bool = False
-    """Whether that engine was lost before it had said so."""
+    is_moving: bool = False
+    """Whether another is sought."""
     has_moved: bool = False
-    """Whether the engine that had it first was lost."""
+    """Whether another than the first has it."""
     received: Counter[int] = field(default_factory=Counter)
     """Outputs handed on, by choice."""
-    repeated: Counter[int] = field(default_factory=Counter)
-    """Outputs still to come that were handed on before, by choice."""
+    came: dict[int, Counter[int]]
+    """Outputs that came, by choice, for each engine that may compute it: the one that has it unless
+    that was lost, and the one that is asked to take it."""
+    told_off: set[int]
+    """Engines that were told to leave it alone before they had taken it. They may have that in mind
+    for ever, so none of them is asked again."""
 
-    def is_new(self, output: Output) -> bool:
-        """Whether ``output``, the next of its choice, was not handed on before; counts it."""
-        if self.repeated[output.choice] > 0:
-            self.repeated[output.choice] -= 1
+    def is_new(self, place: int, output: Output) -> bool:
+        """Whether ``output``, the next of its choice there, was not handed on before; counts it."""
+        came = self.came[place]
+        came[output.choice] += 1
+        if came[output.choice] <= self.received[output.choice]:
             return False
         self.received[output.choice] += 1
         return True
@@ -66,11 +78,18 @@ class Engines:
     """An ``EngineClient`` over the engine actors that ``finders`` find."""
 
     def __init__(
-        self, name: str, created: int, finders: Sequence[Callable[[], Any]], weights: str = ""
+        self,
+        name: str,
+        created: int,
+        finders: Sequence[Callable[[], Any]],
+        weights: str = "",
+        patience_s: float = PATIENCE_S,
     ) -> None:
+        """A request waits ``patience_s`` for an engine that stands still, if no other takes it."""
         self._name = name
         self._created = created
         self._weights = weights
+        self._patience_s = patience_s
         self._links = [EngineLink(place, find, self) for place, find in enumerate(finders)]
         self._held: dict[str, _Held] = {}
         self._card: ModelCard | None = None
@@ -86,9 +105,10 @@ class Engines:
         created: int,
         weights: str,
         timeout_s: float,
+        patience_s: float,
     ) -> Engines:
         """Connect to all engines; EngineUnavailable where one does not answer in time."""
-        engines = cls(name, created, finders, weights)
+        engines = cls(name, created, finders, weights, patience_s)
         for link in engines._links:
             link.start()
         try:
@@ -121,10 +141,11 @@ class Engines:
         if fingerprint is not None and fingerprint not in promises:
             raise other_fingerprint(fingerprint)
         is_full, problem = False, "No engine takes requests at the moment."
+        given_up: set[int] = set()
         for place in self._ranked(requests[0], names):
             if fingerprint not in (None, promises[place]):
                 continue
-            held = self._hold(requests, mailbox, place)
+            held = self._hold(requests, mailbox, place, given_up)
             try:
                 await self._links[place].submit(requests)
             except Overloaded:
@@ -140,6 +161,9 @@ class Engines:
                 if any(each.received for each in held):
                     self._taken(held, names, place)
                     return promises[place]
+                # It may only stand still: then it is to leave them alone when it comes back.
+                self.abort([each.request.id for each in held])
+                given_up.add(place)
             else:
                 self._taken(held, names, place)
                 return promises[place]
@@ -153,8 +177,8 @@ class Engines:
         by_place: dict[int, list[str]] = {}
         for request_id in request_ids:
             held = self._held.pop(request_id, None)
-            if held is not None:
-                by_place.setdefault(held.place, []).append(request_id)
+            for place in () if held is None else held.came:
+                by_place.setdefault(place, []).append(request_id)
         for place, ids in by_place.items():
             self._links[place].abort(ids)
 
@@ -196,64 +220,111 @@ class Engines:
         by_mailbox: dict[Mailbox, list[Output]] = {}
         for output in outputs:
             held = self._held.get(output.request_id)
-            if held is None or held.place != place:
+            if held is None or place not in held.came:
                 continue  # aborted meanwhile
-            if not held.is_new(output):
+            if not held.is_new(place, output):
                 continue
             by_mailbox.setdefault(held.mailbox, []).append(output)
             held.num_missing -= output.finish_reason is not None
             if held.num_missing == 0:
                 del self._held[output.request_id]
+                for other in held.came.keys() - {place}:
+                    self._links[other].abort([output.request_id])
         for mailbox, some in by_mailbox.items():
             mailbox.put(some)
 
     def on_lost(self, place: int, reason: str) -> None:
         """Have others compute what was under way there."""
         self._router.forget(place)
-        for held in [each for each in self._held.values() if each.place == place]:
+        for held in tuple(self._held.values()):
+            was_there = held.came.pop(place, None) is not None
+            if not was_there or not held.is_taken or held.is_moving:
+                continue  # if it was there, whoever submits or moves it sees to it
             if held.has_moved:
-                self._give_up(held)
-            elif held.is_taken:
-                self._begin_move(held)
+                self._give_up(held, EngineFailed(_LOST))
             else:
-                held.is_lost = True  # whoever submits it sees to it
+                self._begin_move(held)
+
+    def on_silent(self, place: int, silent_s: float) -> None:
+        """Have others compute what waits there; what nobody takes waits on, but not for ever."""
+        has_others, is_over = self._has_others(place), silent_s >= STILL_S + self._patience_s
+        problem = f"The engine has given no sign of life for {silent_s:.0f} seconds."
+        for held in [each for each in self._held.values() if each.place == place]:
+            if not held.is_taken or held.is_moving:
+                continue  # whoever submits or moves it sees to it
+            if is_over:
+                self._give_up(held, EngineUnavailable(problem))
+            elif has_others and not held.has_moved:
+                self._begin_move(held)
 
     def _taken(self, held: Sequence[_Held], names: Sequence[bytes], place: int) -> None:
         """Note that the engine at ``place`` has taken requests, be it lost since then."""
         self._router.note(names, place)
         for each in held:
             each.is_taken = True
-            if each.is_lost:
+            if place not in each.came:
                 self._begin_move(each)
 
     def _begin_move(self, held: _Held) -> None:
-        held.has_moved = True
+        held.is_moving = True
         move = asyncio.create_task(self._move(held), name="move a request")
         self._moves.add(move)
         move.add_done_callback(self._moves.discard)
 
     async def _move(self, held: _Held) -> None:
-        lost = self._links[held.place]
+        left, request_id = held.place, held.request.id
         names = self._names(held.request)
         for place in self._ranked(held.request, names):
-            if self._held.get(held.request.id) is not held:
-                return  # aborted meanwhile: nobody would abort it there
-            link = self._links[place]
-            if link is lost or link.facts is None or not link.facts.agrees_with(lost.facts):
+            if self._held.get(request_id) is not held:
+                return  # aborted or answered meanwhile: nobody would abort it there
+            if place in held.told_off or not self._agree(left, place):
                 continue
-            held.place, held.repeated = place, held.received.copy()
-            try:
-                await link.submit([held.request], moved_from=lost.place)
-            except (Overloaded, ConfigError, WorkError) as error:
-                logger.warning("a request could not move to engine %d: %s", place, error)
+            if not await self._ask(held, place):
                 continue
-            self._router.note(names, place)
-            return
-        self._give_up(held)
+            if self._held.get(request_id) is not held:
+                return  # and that one was told
+            if place in held.came:
+                self._router.note(names, place)
+                held.place, held.has_moved = place, True
+                if held.came.pop(left, None) is not None:
+                    self._links[left].abort([request_id])  # it may come back
+            break  # if it is not, that one was lost as well
+        held.is_moving = False
+        if self._held.get(request_id) is held and held.place not in held.came:
+            self._give_up(held, EngineFailed(_LOST))
 
-    def _give_up(self, held: _Held) -> None:
-        held.mailbox.fail(EngineFailed("The engine that computed the answer was lost."))
-        self._release([held])
+    async def _ask(self, held: _Held, place: int) -> bool:
+        """Whether the engine at ``place`` goes on with what another one has, or had."""
+        held.came[place] = Counter()
+        try:
+            await self._links[place].submit([held.request], moved_from=held.place)
+        except (Overloaded, ConfigError, JournalFull) as error:
+            problem: ShoalError = error
+        except WorkError as error:
+            problem = error
+            self._links[place].abort([held.request.id])
+            held.told_off.add(place)
+        else:
+            return True
+        held.came.pop(place, None)
+        if held.place not in held.came:  # else it is tried again
+            logger.warning("a request could not move to engine %d: %s", place, problem)
+        return False
+
+    def _agree(self, left: int, place: int) -> bool:
+        """Whether the engine at ``place`` may go on with what the one at ``left`` began."""
+        facts = self._links[place].facts
+        return place != left and facts is not None and facts.agrees_with(self._links[left].facts)
+
+    def _has_others(self, left: int) -> bool:
+        """Whether an engine that takes requests may go on with what is at ``left``."""
+        return any(
+            link.state is LinkState.UP and self._agree(left, link.place) for link in self._links
+        )
+
+    def _give_up(self, held: _Held, error: WorkError) -> None:
+        held.mailbox.fail(error)
+        self.abort([held.request.id])
 
     def _names(self, request: Request) -> list[bytes]:
         return self._router.names(request.prompt, self.card.limits.block_size)
@@ -278,9 +349,18 @@ class Engines:
             limits=min((each.limits for each in facts), key=lambda limits: limits.num_blocks),
         )
 
-    def _hold(self, requests: Sequence[Request], mailbox: Mailbox, place: int) -> list[_Held]:
+    def _hold(
+        self, requests: Sequence[Request], mailbox: Mailbox, place: int, given_up: set[int]
+    ) -> list[_Held]:
         held = [
-            _Held(request=request, mailbox=mailbox, place=place, num_missing=request.params.n)
+            _Held(
+                request=request,
+                mailbox=mailbox,
+                place=place,
+                num_missing=request.params.n,
+                came={place: Counter()},
+                told_off=set(given_up),
+            )
             for request in requests
         ]
         self._held.update({each.request.id: each for each in held})
@@ -292,7 +372,7 @@ class Engines:
 
     def _load(self, link: EngineLink) -> int:
         """Choices under way there: ours by our own books, all others' by its last pulse."""
-        own = sum(held.num_missing for held in self._held.values() if held.place == link.place)
+        own = sum(held.num_missing for held in self._held.values() if link.place in held.came)
         pulse = link.pulse
         reported = 0 if pulse is None else pulse.stats.running + pulse.stats.waiting
         return max(own, reported)

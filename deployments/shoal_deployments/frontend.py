@@ -47,6 +47,7 @@ class Frontend:
             created=int((config.folder / "config.json").stat().st_mtime),
             weights=await asyncio.to_thread(weights_mark, config.folder),
             timeout_s=CONNECT_TIMEOUT_S,
+            patience_s=config.serve.stall_s,
         )
         app = build_app(engines, self._tokenizer, config.serve)
         app.add_middleware(Disconnects)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -70,6 +69,5 @@ def connected(
     for link, fact, actor in zip(engines._links, facts, actors, strict=True):
         monkeypatch.setattr(link, "facts", fact)
         monkeypatch.setattr(link, "_actor", actor)
-        monkeypatch.setattr(link, "_heard", time.monotonic())
     engines._make_card()
     return engines

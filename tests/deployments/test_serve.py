@@ -331,9 +331,27 @@ def _status(running: Running) -> str:
 
 
 def test_an_engine_that_stands_still_shows_in_health_and_is_avoided(running: Running) -> None:
+    """What it was computing, and what it is asked meanwhile, is answered by the other one."""
+    fields = {"max_tokens": 500, "seed": 5, "ignore_eos": True, "return_token_ids": True}
+    prompts = [f"number {number}" for number in range(6)]
     stopped = engine_pids(running)[0]
-    os.kill(stopped, signal.SIGSTOP)
+    cancelled = sum(replica["cancelled"] for replica in running.replicas())
+
+    def ask(prompt: str) -> list[int]:
+        answer = running.complete(prompt=prompt, **fields)
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["choices"][0]["token_ids"])
+
     try:
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            early = [threads.submit(ask, prompt) for prompt in prompts[:3]]
+            time.sleep(0.1)
+            os.kill(stopped, signal.SIGSTOP)
+            late = [threads.submit(ask, prompt) for prompt in prompts[3:]]
+            answers = [each.result(30) for each in early + late]
+        for prompt, tokens in zip(prompts, answers, strict=True):
+            params = {"max_tokens": 500, "seed": 5, "ignore_eos": True}
+            assert tuple(tokens) == running.direct(prompt.encode(), **params)[0].token_ids
         # Each frontend finds out for itself; so many answers are by both of them.
         wait_until(lambda: {_status(running) for _ in range(10)} == {"degraded"}, 15)
         for number in range(6):
@@ -341,6 +359,10 @@ def test_an_engine_that_stands_still_shows_in_health_and_is_avoided(running: Run
     finally:
         os.kill(stopped, signal.SIGCONT)
     wait_until(lambda: running.http.get("/health").json()["status"] == "ok", 10)
+    assert stopped in engine_pids(running)
+    running.assert_idle(10)
+    # What it had is given up there.
+    assert sum(replica["cancelled"] for replica in running.replicas()) > cancelled
 
 
 def test_without_any_engine_requests_are_refused_until_one_is_back(running: Running) -> None:

@@ -21,7 +21,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from shoal.inference import StepEngine
 from shoal.inference.journal import JournaledEngine, open_journal
 from shoal.inference.loading import certified, load_engine
 from shoal.inference.protocol import Output, Submission
+from shoal_actors.engine.awake import AwakeClock
 from shoal_actors.engine.lease import Leases
 from shoal_actors.engine.loop import EngineLoop
 from shoal_actors.engine.pulse import EngineFacts, Pulse
@@ -66,7 +66,7 @@ class EngineActor:
             certificate=dataclasses.asdict(certificate) | {"passed": certificate.passed},
         )
         self._streams: dict[str, OutputStream] = {}
-        self._leases = Leases(time.monotonic)
+        self._leases = Leases(AwakeClock())
         self._moved_from: Counter[int] = Counter()
         self._journal = None
         journaled: StepEngine = engine

@@ -1,9 +1,9 @@
 """A frontend's connection to one engine actor: made, kept, lost and made again.
 
 STARTING ──> UP <──> SILENT
-    │         │         │          SILENT: connected, but no pulse for a while
-    └───────> DOWN <────┘          DOWN: the stream has ended; another is tried
-               └──> UP
+    │         │         │          SILENT: connected, but no pulse for a while; after longer still
+    └───────> DOWN <────┘                  its requests are given to others
+               └──> UP             DOWN: the stream has ended; another is tried
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import asyncio
 import contextvars
 import enum
 import logging
-import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import ray
@@ -23,6 +23,8 @@ from ray.exceptions import RayError
 from shoal.errors import ShoalError, WorkError
 from shoal.inference.protocol import Output, Submission
 from shoal.inference.request import Request
+from shoal_actors.engine.awake import LOOK_S, AwakeClock
+from shoal_actors.engine.lease import LEASE_S
 from shoal_actors.engine.pulse import EngineFacts, Pulse
 
 logger = logging.getLogger(__name__)
@@ -30,9 +32,13 @@ logger = logging.getLogger(__name__)
 RENEW_S = 1.0
 SILENT_S = 3.0
 """Age of the last pulse from which on an engine does not count as up."""
+STILL_S = LEASE_S
+"""Age from which on others compute what it was to compute; where it cannot be reached, rather than
+stands still, it gives the same requests up at that time."""
 PULSE_S = 1.8
 """How long an engine that is asked for its pulse may take; less than whoever asks waits."""
 _RETRY_S = 0.5
+_TELL_S = 1.0
 _CONNECT_S = 10.0
 _FLUSH_S = 2.0
 
@@ -57,11 +63,24 @@ class LinkOwner(Protocol):
         """Nothing more comes for what was submitted there."""
         ...
 
+    def on_silent(self, place: int, silent_s: float) -> None:
+        """Nothing was heard of it for ``STILL_S`` or more, but it may come back.
+
+        Called once a second meanwhile.
+        """
+        ...
+
 
 class EngineLink:
     """The engine at ``place``; ``find`` gives its actor's handle, in a thread, or ValueError."""
 
-    def __init__(self, place: int, find: Callable[[], Any], owner: LinkOwner) -> None:
+    def __init__(
+        self,
+        place: int,
+        find: Callable[[], Any],
+        owner: LinkOwner,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         self.place = place
         self.facts: EngineFacts | None = None
         """What it said of itself when it last connected."""
@@ -73,7 +92,9 @@ class EngineLink:
         self._owner = owner
         self._actor: Any = None
         self._frontend = ""
+        self._clock = clock or AwakeClock()
         self._heard = 0.0
+        self._submitting: set[asyncio.Timeout] = set()
         self._aborts: list[str] = []
         self._task: asyncio.Task[None] | None = None
         # Ray cancels with a request's task the calls that were made in its context: a submission
@@ -97,14 +118,15 @@ class EngineLink:
     def state(self) -> LinkState:
         """Whether it takes requests."""
         if self._actor is not None:
-            is_heard = time.monotonic() - self._heard < SILENT_S
+            is_heard = self._clock() - self._heard < SILENT_S
             return LinkState.UP if is_heard else LinkState.SILENT
         return LinkState.DOWN if self.connected.is_set() else LinkState.STARTING
 
     async def submit(self, requests: Sequence[Request], moved_from: int | None = None) -> None:
         """Hand over all of ``requests``, or none; the engine at ``moved_from`` lost them.
 
-        Raises ConfigError or Overloaded as the engine does, WorkError where it is lost.
+        Raises ConfigError or Overloaded as the engine does, WorkError where it is lost, or silent
+        for ``STILL_S``: then it may have taken them, or take them yet.
         """
         if self._actor is None:
             raise WorkError(f"Engine {self.place} is not connected.")
@@ -113,11 +135,15 @@ class EngineLink:
             for each in requests
         ]
         try:
-            refusal: ShoalError | None = await self._context.run(
-                self._actor.submit.remote, submissions
-            )
+            async with self._unless_silent():
+                refusal: ShoalError | None = await self._context.run(
+                    self._actor.submit.remote, submissions
+                )
         except RayError as error:
             raise WorkError(f"Engine {self.place} was lost: {_short(error)}") from error
+        except TimeoutError:
+            problem = f"Engine {self.place} has given no sign of life for {STILL_S:g} seconds."
+            raise WorkError(problem) from None
         if refusal is not None:
             raise refusal
 
@@ -181,19 +207,51 @@ class EngineLink:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 await (await anext(stream))
-            self.pulse = await actor.pulse.remote()
-            self._heard = time.monotonic()
+                self.pulse = await actor.pulse.remote()
+            self._heard = self._clock()
             self._actor = actor
             self.connected.set()
+            watching = asyncio.create_task(self._watch())
             renewing = asyncio.create_task(self._renew(actor))
             try:
                 async for item in stream:
                     self._owner.on_outputs(self.place, await item)
             finally:
                 renewing.cancel()
+                watching.cancel()
         finally:
             # Ray cancels no stream by itself when its reader goes.
             ray.cancel(stream)
+
+    @asynccontextmanager
+    async def _unless_silent(self) -> AsyncIterator[None]:
+        """Ends the block with a TimeoutError once the engine has been silent for ``STILL_S``."""
+        async with asyncio.timeout(None) as scope:
+            self._submitting.add(scope)
+            try:
+                yield
+            finally:
+                self._submitting.discard(scope)
+
+    async def _watch(self) -> None:
+        """Tell of an engine that stands still."""
+        due = STILL_S
+        while True:
+            await asyncio.sleep(LOOK_S)
+            silent_s = self._clock() - self._heard
+            if silent_s < STILL_S:
+                due = STILL_S
+            elif silent_s >= due:
+                if due == STILL_S:
+                    logger.warning("engine %d gives no sign of life", self.place)
+                due = silent_s + _TELL_S
+                self._give_up_submitting()
+                self._owner.on_silent(self.place, silent_s)
+
+    def _give_up_submitting(self) -> None:
+        scopes, self._submitting = self._submitting, set()
+        for scope in scopes:
+            scope.reschedule(asyncio.get_running_loop().time())
 
     async def _renew(self, actor: Any) -> None:
         while True:
@@ -206,7 +264,7 @@ class EngineLink:
                 return
             if pulse is not None:
                 self.pulse = pulse
-                self._heard = time.monotonic()
+                self._heard = self._clock()
             await asyncio.sleep(RENEW_S)
 
 

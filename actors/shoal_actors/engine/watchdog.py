@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from shoal_actors.engine.awake import LOOK_S
 from shoal_actors.engine.lease import Leases
 from shoal_actors.engine.loop import EngineLoop
-
-PERIOD_S = 0.25
 
 
 class Watchdog:
@@ -41,7 +40,7 @@ class Watchdog:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._is_stopped.wait(PERIOD_S):
+        while not self._is_stopped.wait(LOOK_S):
             for frontend in self._leases.take_lapsed():
                 self._loop.drop(frontend)
                 self._lapsed(frontend)
