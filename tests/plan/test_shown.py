@@ -133,7 +133,7 @@ def test_the_picture_shows_where_each_rank_stands() -> None:
 def test_the_bar_of_a_rank_is_as_long_as_its_kinds_together() -> None:
     root = ElementTree.fromstring(draw_plan(_plan()))
     bars = [box for box in root.iter(f"{SVG}rect") if box.attrib.get("height") == "24"]
-    assert sum(float(bar.attrib["width"]) for bar in bars) == pytest.approx(912, rel=1e-4)
+    assert sum(float(bar.attrib["width"]) for bar in bars) == pytest.approx(1224, rel=1e-4)
 
 
 def test_a_large_picture_says_what_it_leaves_out() -> None:

@@ -10,7 +10,7 @@ from shoal.plan.plan import Plan
 from shoal.plan.sheets import bytes_text
 from shoal.topology import Axis, Coordinates
 
-WIDTH = 960
+WIDTH = 1272
 MARGIN = 24
 CELL_WIDTH, CELL_HEIGHT, GAP = 144, 76, 8
 MOST_DOMAINS = 32
@@ -88,7 +88,7 @@ def _rank(plan: Plan, rank: int, x: int, y: int, most: int) -> Iterator[str]:
     yield _box(x, y, CELL_WIDTH, CELL_HEIGHT, "white", "#5d6d7e")
     yield _text(x + GAP, y + 16, f"rank {rank}")
     for line, axes in enumerate((_SHARED_AXES, _MESH_AXES)):
-        yield _text(x + GAP, y + 31 + 14 * line, _places(plan, at, axes), size=10)
+        yield _text(x + GAP, y + 31 + 14 * line, _places(plan, at, axes), size=9)
     yield _box(x + GAP, y + 52, bar * memory.peak // most, 8, _COLORS[Kind.ACTIVATIONS])
     yield _box(x + GAP, y + 52, bar * memory.at_rest // most, 8, _COLORS[Kind.MAIN_WEIGHTS])
     yield _text(x + GAP, y + 71, f"{bytes_text(memory.peak)} at peak", size=10)
