@@ -11,7 +11,7 @@ import torch
 
 from shoal.checkpoint import hf_attachments, save
 from shoal.models import Decoder, DecoderConfig, HFWeights, initialize, write_hf_folder
-from tests.cli.shell import shoal, shoal_here
+from tests.cli.shell import shoal, shoal_here, write_config
 
 MODEL: dict[str, Any] = {
     "model_type": "llama",
@@ -154,3 +154,20 @@ def test_paths_without_checkpoints(tmp_path: Path, path: str, problem: str) -> N
         done = shoal_here("checkpoint", command, path, cwd=tmp_path)
         assert done.returncode == 2
         assert problem in done.stderr
+
+
+def test_a_step_is_rewritten_for_other_ranks(tmp_path: Path, run: Path) -> None:
+    write_config(tmp_path, cluster="{workers: 3, device: cpu}")
+    words = ("checkpoint", "reshard", "run", "other", "--config", "run.yaml")
+    done = shoal_here(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    made = tmp_path / "other" / "checkpoints" / "step-00000006"
+    assert done.stdout.startswith("Wrote other/checkpoints/step-00000006 for 3 ranks from run/")
+    assert len(list(made.glob("*.distcp"))) == 3
+    assert shoal_here("checkpoint", "verify", "other", cwd=tmp_path).returncode == 0
+    shoal_here("export", "other", "model", "--dtype", "fp32", cwd=tmp_path)
+    assert _same_weights(tmp_path / "model", _decoder())
+    done = shoal_here(
+        *words[:4], "--set", "parallel.expert=2", "--config", "run.yaml", cwd=tmp_path
+    )
+    assert done.returncode == 2 and "parallel.expert" in done.stderr

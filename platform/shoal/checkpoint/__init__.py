@@ -4,6 +4,7 @@ from shoal.checkpoint.background import BackgroundSaver
 from shoal.checkpoint.export import export, export_megatron, hf_attachments
 from shoal.checkpoint.failure import OnFailure, SaveReport
 from shoal.checkpoint.load import Loaded, load
+from shoal.checkpoint.reshard import reshard
 from shoal.checkpoint.rng import capture_rng, restore_rng
 from shoal.checkpoint.runfolder import RunFolder
 from shoal.checkpoint.save import Saved, save
@@ -44,6 +45,7 @@ __all__ = [
     "load",
     "newest",
     "prune",
+    "reshard",
     "restore_rng",
     "save",
     "step_name",

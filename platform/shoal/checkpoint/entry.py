@@ -149,12 +149,19 @@ def optimizer_entries(
     writes a parameter's first row writes its scalars. Raises WorkError for a state of
     another form.
     """
+    return state_entries(optimizer.state, parameters)
+
+
+def state_entries(
+    states: Mapping[torch.Tensor, Mapping[str, object]], parameters: Sequence[ShardedParameter]
+) -> list[Entry]:
+    """``optimizer_entries`` of states by ``local``."""
     entries = []
     for index, parameter in enumerate(parameters):
         if not parameter.local.numel():
             continue
         rows = _share(index, parameter)
-        for name, value in sorted(optimizer.state.get(parameter.local, {}).items()):
+        for name, value in sorted(states.get(parameter.local, {}).items()):
             entries.append(_state_entry(parameter, name, value, rows))
     return entries
 

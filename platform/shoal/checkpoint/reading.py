@@ -116,21 +116,25 @@ class CheckpointReader:
         self.fill([entry])
         return entry.local
 
-    def entry(self, key: str) -> Entry:
+    def entry(self, key: str, *, device: str = "cpu") -> Entry:
         """One whole tensor without its values yet."""
         stored = self.keys[key]
         assert isinstance(stored, StoredTensor)
-        value = torch.empty(stored.shape, dtype=stored.dtype)
+        value = torch.empty(stored.shape, dtype=stored.dtype, device=device)
         return Entry(path=stored.path, shape=stored.shape, row_start=0, local=value)
 
     def value(self, key: str) -> Any:
         """What is no tensor; raises WorkError where it is damaged."""
+        return unpack(self.blob(key))
+
+    def blob(self, key: str) -> bytes:
+        """The bytes of what is no tensor; raises WorkError where they are damaged."""
         stored = self.keys[key]
         assert isinstance(stored, StoredBlob)
         data = torch.empty(stored.num_bytes, dtype=torch.uint8)
         piece = _Piece(file=stored.file, start=stored.start, dtype=torch.uint8, target=data)
         self._read(stored.file, {block: [piece] for block in piece.blocks})
-        return unpack(bytes(memory_of(data)))
+        return bytes(memory_of(data))
 
     def _pieces(self, entry: Entry, target: torch.Tensor) -> Iterator[_Piece]:
         """The bytes that an entry takes, chunk by chunk."""

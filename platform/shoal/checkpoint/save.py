@@ -25,7 +25,7 @@ from torch import nn
 
 from shoal.checkpoint.contents import Part, attached, contents_of
 from shoal.checkpoint.peers import Peers
-from shoal.checkpoint.shard import Layout, lay_out, write_shard
+from shoal.checkpoint.shard import Layout, lay_out, values_of, write_shard
 from shoal.checkpoint.snapshot import Snapshot, take_snapshot
 from shoal.errors import WorkError
 from shoal.storage import Contents, FileRecord, Place, flush_folder, new_token, prepare, publish
@@ -122,7 +122,9 @@ def _write(place: Place, snapshot: Snapshot, layout: Layout, peers: Peers) -> Fi
             f"Rank {peers.rank} does not see {place.temporary}: "
             "every node must share the run's folder."
         )
-    record = write_shard(place.temporary, layout, snapshot.entries, snapshot.blobs)
+    record = write_shard(
+        place.temporary, layout, values_of(layout, snapshot.entries), snapshot.blobs
+    )
     flush_folder(place.temporary)
     return record
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,15 +175,15 @@ def values_of(layout: Layout, entries: Sequence[Entry]) -> list[torch.Tensor]:
 
 
 def write_shard(
-    folder: Path, layout: Layout, entries: Sequence[Entry], blobs: Sequence[Blob]
+    folder: Path, layout: Layout, values: Iterable[torch.Tensor], blobs: Sequence[Blob]
 ) -> FileRecord:
-    """Write one rank's file from live tensors and flush it to the disk.
+    """Write one rank's file and flush it to the disk; ``values`` go into the slots, in their order.
 
     Raises WorkError that names the file and the cause where the system refuses.
     """
     with creating(folder / layout.shard.name) as file:
         frames = iter(layout.frames)
-        for value in values_of(layout, entries):
+        for value in values:
             file.write(next(frames)[1])
             file.write(memory_of(value.to("cpu")))
             file.write(next(frames)[1])

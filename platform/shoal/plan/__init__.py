@@ -1,6 +1,7 @@
 """What a run will need and do, known before it starts; and the reasons to refuse it."""
 
 from shoal.plan.batches import Batches
+from shoal.plan.held import held_by_rank
 from shoal.plan.machine import Machine
 from shoal.plan.make import make_plan
 from shoal.plan.memory import Kind, RankMemory
@@ -34,6 +35,7 @@ __all__ = [
     "found_as_dict",
     "gpu_rates",
     "machine_and_rates",
+    "held_by_rank",
     "make_plan",
     "mxfp8_parameters",
     "print_plan",

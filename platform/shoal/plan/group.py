@@ -49,6 +49,9 @@ class Group:
     layers: Layers
     """Which placements and which mesh it is sharded by."""
 
+    names: tuple[str, ...]
+    """Of the parameters, in the order of the layout."""
+
     layout: GlobalLayout
     placements: Placements
     sizes: tuple[int, int]

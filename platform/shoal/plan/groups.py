@@ -83,6 +83,7 @@ def _groups(
         Group(
             unit=unit.path,
             layers=unit.layers,
+            names=tuple(unit.shapes),
             layout=_layout(
                 tuple(unit.shapes.values()),
                 degrees[unit.layers],

@@ -65,6 +65,23 @@ def check(config: Config, machine: Machine) -> tuple[DecoderConfig, Topology]:
     return decoder, topology
 
 
+def check_layout(config: Config) -> tuple[DecoderConfig, Topology]:
+    """The model and the ranks of a run, whatever data and machine it may get.
+
+    Raises:
+        ConfigError: with every reason for which there are no such ranks.
+    """
+    found: list[ConfigError] = []
+    decoder = _kept(lambda: read_decoder_config(config.model), found)
+    topology = _kept(lambda: topology_of(config), found)
+    facts = Facts(config=config, machine=Machine.here(), decoder=decoder, topology=topology)
+    for rule in (_tensor, _experts, _pipeline, _levels):
+        found.extend(rule(facts))
+    ConfigErrors.raise_any(found)
+    assert decoder is not None and topology is not None
+    return decoder, topology
+
+
 def topology_of(config: Config) -> Topology:
     """The ranks that ``cluster`` and ``parallel`` describe; raises ``ConfigError``."""
     return Topology(

@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.options import Overrides
+from shoal.cli.steps import step_of
+from shoal.config import load_config
 from shoal.errors import ConfigError
 
-app = typer.Typer(help="List and check the checkpoints of a run.", no_args_is_help=True)
+app = typer.Typer(help="List, check and rewrite the checkpoints of a run.", no_args_is_help=True)
 
 Folder = Annotated[
     Path, typer.Argument(metavar="PATH", help="A run's folder, its checkpoints folder, or a step.")
@@ -48,6 +51,38 @@ def verify(path: Folder) -> None:
         if not found:
             typer.echo(f"{step}  whole")
     raise typer.Exit(1 if damaged else 0)
+
+
+@app.command()
+def reshard(
+    source: Annotated[
+        Path, typer.Argument(help="A step's folder, or a run's folder for its newest step.")
+    ],
+    out: Annotated[
+        Path, typer.Argument(help="Folder of a run, such as runs/other; may be a new one.")
+    ],
+    config: Annotated[
+        Path, typer.Option(metavar="CONFIG", help="YAML file of the run that is to go on from it.")
+    ],
+    overrides: Overrides = None,
+) -> None:
+    """Rewrite a step as the ranks of another layout would have saved it, without starting any.
+
+    Any layout loads any checkpoint as it is; of a rewritten one each rank reads a single file. The
+    bits stay, and are compared; memory does not grow with the model.
+    """
+    settings = load_config(config, overrides or ())
+    step = step_of(source, "SOURCE")
+    # torch takes seconds to load
+    from shoal.checkpoint import RunFolder
+    from shoal.checkpoint import reshard as rewrite
+    from shoal.plan import held_by_rank
+
+    held = held_by_rank(settings)
+    folder = RunFolder(out)
+    with folder.lock():
+        made = rewrite(step, folder.checkpoints, held)
+    typer.echo(f"Wrote {made} for {len(held)} ranks from {step}")
 
 
 def _steps_in(path: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from shoal.errors import ConfigError
+from shoal.cli.steps import step_of
 
 
 def export(
@@ -30,18 +30,9 @@ def export(
     import torch
 
     from shoal.checkpoint import export as export_hf
-    from shoal.checkpoint import export_megatron, newest
+    from shoal.checkpoint import export_megatron
 
-    step = checkpoint
-    if (checkpoint / "checkpoints").is_dir():
-        found = newest(checkpoint / "checkpoints")
-        if found is None:
-            problem, remedy = "the run has no complete checkpoint", "Train it first"
-            raise ConfigError("CHECKPOINT", str(checkpoint), problem, remedy)
-        step = found.path
-    elif not checkpoint.is_dir():
-        remedy = "Give a step's folder, such as runs/run/checkpoints/step-00000010"
-        raise ConfigError("CHECKPOINT", str(checkpoint), "there is no such folder", remedy)
+    step = step_of(checkpoint, "CHECKPOINT")
     dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
     write = {"hf": export_hf, "megatron": export_megatron}[form]
     write(step, out, dtype=dtypes[dtype])

@@ -1,0 +1,83 @@
+"""Which rows of which parameters each rank of a run holds, known without starting one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from shoal.config import Config
+from shoal.fsdp import Replicate, Shard, ShardedParameter, Share
+from shoal.models import parameter_shapes, split_decoder
+from shoal.plan.group import Formats, Group
+from shoal.plan.groups import decoder_groups
+from shoal.plan.mxfp8 import mxfp8_parameters
+from shoal.plan.refusals import check_layout, stages_of
+from shoal.topology import Coordinates
+
+_FORMATS = Formats(
+    main_weights=torch.float32,
+    compute=torch.float32,
+    gradients=torch.float32,
+    reduce=torch.float32,
+)
+"""Where rows lie depends on none of them."""
+
+
+def held_by_rank(config: Config) -> tuple[tuple[ShardedParameter, ...], ...]:
+    """What ``sharded_parameters`` will give on each rank, in fp32 on the meta device.
+
+    Raises ``ConfigError`` for degrees that fit neither each other nor the model.
+    """
+    decoder, topology = check_layout(config)
+    stages = stages_of(config)
+    parts = split_decoder(decoder, stages.num_chunks)
+    travels = config.precision.parameter_gather != "bf16"
+    quantized = mxfp8_parameters(config, decoder) if travels else frozenset[str]()
+    groups = [
+        decoder_groups(decoder, part, config.sharding, topology, _FORMATS, quantized=quantized)
+        for part in parts
+    ]
+    orders = [list(parameter_shapes(decoder, part)) for part in parts]
+    ranks = (topology.coordinates(rank) for rank in range(topology.world_size))
+    return tuple(
+        tuple(
+            parameter
+            for chunk in stages.chunks_of(at.pipeline)
+            for parameter in _in_order(orders[chunk], groups[chunk], at, topology.expert)
+        )
+        for at in ranks
+    )
+
+
+def _in_order(
+    order: Sequence[str], groups: Sequence[Group], at: Coordinates, num_shares: int
+) -> list[ShardedParameter]:
+    """Rows of one part's parameters, in the model's own order."""
+    held = {p.name: p for group in groups for p in _held(group, at, num_shares)}
+    return [held[name] for name in order]
+
+
+def _held(group: Group, at: Coordinates, num_shares: int) -> Iterator[ShardedParameter]:
+    """Rows of one group's parameters on one rank."""
+    is_expert = group.layers == "expert"
+    place = (at.expert_outer, at.expert_inner) if is_expert else (at.outer, at.inner)
+    share = Share(index=at.expert, count=num_shares) if is_expert else Share()
+    kinds = group.placements.optimizer
+    run = group.layout.run([isinstance(kind, Shard) for kind in kinds], group.sizes, place)
+    replica, num_replicas = 0, 1
+    for kind, size, number in zip(kinds, group.sizes, place, strict=True):
+        if isinstance(kind, Replicate):
+            replica, num_replicas = replica * size + number, num_replicas * size
+    for index, name in enumerate(group.names):
+        part, rows = group.layout.shapes[index], group.layout.rows(index, *run)
+        yield ShardedParameter(
+            names=(name,),
+            shape=share.whole(part),
+            row_start=share.first_row(part) + rows.start,
+            local=nn.Parameter(torch.empty(rows.stop - rows.start, *part[1:], device="meta")),
+            primary=not group.is_copy and replica == 0,
+            replica=replica,
+            num_replicas=1 if group.is_copy else num_replicas,
+        )
