@@ -42,7 +42,10 @@ from shoal_actors.train.checks import check_places, check_room
 from shoal_actors.train.failure import FailureReport, RunFailed, last_word
 from shoal_actors.train.follow import Follower
 from shoal_actors.train.gang import Gang, run_gang
+from shoal_actors.train.hang import where
+from shoal_actors.train.lookout import Lookout
 from shoal_actors.train.paths import with_absolute_paths
+from shoal_actors.train.pulse import Sign
 from shoal_actors.train.worker import LOGS_FOLDER, work
 
 TOKENS_FOLDER = ".tokens"
@@ -127,6 +130,7 @@ def _train(config: Config, console: Console) -> TrainResult:
             device=plan.device,
             threads=config.cluster.threads_per_worker,
             timeout_s=config.cluster.timeout_s,
+            silence_s=config.cluster.silence_s,
             max_failures=config.cluster.max_failures,
         )
         check_places(gang, cluster)
@@ -181,15 +185,23 @@ def _supervise(job: TrainJob, gang: Gang, console: Console) -> TrainResult:
     folder = job.folder.path
     events = EventReader(folder)
     events.poll()  # those of earlier commands
-    with Follower(
+    follower = Follower(
         folder, console, num_steps=job.config.train.steps, max_failures=gang.max_failures
-    ):
+    )
+    lookout = Lookout(
+        folder / LOGS_FOLDER,
+        num_ranks=gang.num_workers,
+        patience_s=job.config.cluster.straggler_s,
+        on_straggler=partial(_note_straggler, folder),
+    )
+    with follower, lookout:
         try:
             return run_gang(
                 work,
                 job,
                 gang,
                 folder=folder / LOGS_FOLDER / "ray",
+                logs=folder / LOGS_FOLDER,
                 on_failure=partial(_note_failure, folder),
                 before_termination=partial(
                     await_saves, job.folder.checkpoints, timeout_s=DRAIN_TIMEOUT_S
@@ -204,3 +216,16 @@ def _supervise(job: TrainJob, gang: Gang, console: Console) -> TrainResult:
 
 def _note_failure(folder: Path, report: FailureReport) -> None:
     append_event(folder, EventKind.FAILURE, **report.as_record())
+
+
+def _note_straggler(folder: Path, sign: Sign, waited_s: float) -> None:
+    try:
+        append_event(
+            folder,
+            EventKind.STRAGGLER,
+            rank=sign.rank,
+            message=f"others have waited {waited_s:.0f} s for it; last seen {where(sign)}",
+            stack=sign.stack,
+        )
+    except WorkError as error:  # a full disk, say; whoever looks on must not end the run
+        logger.warning("%s", error)

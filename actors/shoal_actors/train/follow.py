@@ -87,6 +87,8 @@ class Follower:
             case EventKind.SAVE_FAILED:
                 again = " It is written once more." if event["is_tried_again"] else ""
                 return f"Step {event['step']} was not saved. {event['error']}{again}"
+            case EventKind.STRAGGLER:
+                return f"Rank {event['rank']} is late: {event['message']}"
             case EventKind.FAILURE if not event["is_final"]:  # that is the command's last word
                 self._num_failures += 1
                 self._waiting_since = time.monotonic()

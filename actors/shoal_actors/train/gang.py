@@ -13,8 +13,10 @@ checkpoint that was reported counts there only after the controller's next poll.
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,10 +36,13 @@ from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import (
     PlacementGroupCleanerCallback,
 )
+from ray.train.v2._internal.constants import WORKER_HEALTH_CHECK_TIMEOUT_S_ENV_VAR
+from ray.train.v2._internal.exceptions import WorkerHealthCheckTimeoutError
 
 from shoal.errors import ShoalError, WorkError
 from shoal_actors.driver import Terminated, sigterm_raises
 from shoal_actors.train.failure import FailureReport, RunFailed, first_cause
+from shoal_actors.train.hang import Diagnosis
 
 ABORT_TIMEOUT_S = 15.0
 """Time for the workers to be killed when the driver is told to stop."""
@@ -62,6 +67,9 @@ class Gang:
     timeout_s: float
     """Seconds after which a collective gives a silent peer up."""
 
+    silence_s: float
+    """Seconds after which a worker whose process does not answer is killed."""
+
     max_failures: int
     """Failures of workers to recover from."""
 
@@ -80,8 +88,9 @@ class FailureWatch(UserCallback):  # type: ignore[misc]
     Lives in the controller's process.
     """
 
-    def __init__(self, on_failure: Callable[[FailureReport], None]) -> None:
+    def __init__(self, on_failure: Callable[[FailureReport], None], diagnosis: Diagnosis) -> None:
         self._on_failure = on_failure
+        self._diagnosis = diagnosis
 
     def after_exception(
         self, run_context: Any, worker_exceptions: Mapping[int, BaseException]
@@ -91,11 +100,20 @@ class FailureWatch(UserCallback):  # type: ignore[misc]
         What it raises ends the run: the controller starts again only after workers' errors.
         """
         cause = first_cause(worker_exceptions)
-        self._on_failure(cause.report)
+        self._on_failure(self._hang(worker_exceptions, cause.report) or cause.report)
         if cause.refusal is not None:
             raise cause.refusal
         if cause.report.is_final:
             raise RunFailed(cause.report.message, cause.report)
+
+    def _hang(
+        self, worker_exceptions: Mapping[int, BaseException], cause: FailureReport
+    ) -> FailureReport | None:
+        """The report on a rank that could not report itself, where one held the others up."""
+        for rank, error in sorted(worker_exceptions.items()):
+            if isinstance(error, WorkerHealthCheckTimeoutError):
+                return self._diagnosis.silent(rank)
+        return self._diagnosis.late(worker_exceptions) if cause.is_consequence else None
 
 
 class _Trainer(TorchTrainer):  # type: ignore[misc]
@@ -150,14 +168,16 @@ def run_gang(
     gang: Gang,
     *,
     folder: Path,
+    logs: Path,
     on_failure: Callable[[FailureReport], None],
     before_termination: Callable[[], object],
 ) -> Value:
     """Call ``function(job)`` on each worker inside a default process group; rank 0's value.
 
     ``function`` reports its errors by ``RankFailed``. ``folder`` is on storage that all nodes
-    share; Ray keeps its notes there. ``on_failure`` is called in another process of this machine.
-    ``before_termination`` is called at SIGTERM, while the workers still run.
+    share; Ray keeps its notes there. ``logs`` is where workers give their signs, if they do.
+    ``on_failure`` is called in another process of this machine. ``before_termination`` is called at
+    SIGTERM, while the workers still run.
 
     Raises RunFailed with the cause when no further attempt is made, another WorkError where Ray
     itself fails, and ConfigError where a worker refused the user's input. KeyboardInterrupt and
@@ -181,12 +201,15 @@ def run_gang(
             failure_config=FailureConfig(
                 max_failures=gang.max_failures, controller_failure_limit=gang.max_failures
             ),
-            callbacks=[FailureWatch(on_failure)],
+            callbacks=[
+                FailureWatch(on_failure, Diagnosis(folder=logs, num_ranks=gang.num_workers))
+            ],
             worker_runtime_env={"env_vars": _worker_environment(gang)},
         ),
     )
     try:
-        value: Value = _fit(trainer, before_termination).return_value
+        with _health_check(gang.silence_s):
+            value: Value = _fit(trainer, before_termination).return_value
     except TrainingFailedError as error:
         raise _ending(error) from None
     except RayError as error:
@@ -208,6 +231,20 @@ def _fit(trainer: _Trainer, before_termination: Callable[[], object]) -> Any:
     except KeyboardInterrupt:
         trainer.abort()
         raise
+
+
+@contextmanager
+def _health_check(timeout_s: float) -> Iterator[None]:
+    """Set how long Ray's controller, which starts meanwhile, waits for a worker's answer."""
+    name = WORKER_HEALTH_CHECK_TIMEOUT_S_ENV_VAR
+    before = os.environ.get(name)
+    os.environ[name] = str(timeout_s)
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
 def _worker_environment(gang: Gang) -> dict[str, str]:

@@ -16,6 +16,7 @@ from shoal.errors import ConfigError
 from shoal.training import EventKind, TrainJob, TrainResult, append_event, train
 from shoal_actors.train.domains import check_domains
 from shoal_actors.train.failure import describe
+from shoal_actors.train.pulse import Pulse
 
 LOGS_FOLDER = "logs"
 """Where, in a run's folder, each rank logs."""
@@ -26,9 +27,10 @@ def work(job: TrainJob) -> TrainResult:
     rank = dist.get_rank()
     try:
         _check_shared(job, rank)
-        with _log_file(job.folder.path / LOGS_FOLDER / f"rank-{rank}.log"):
+        logs = job.folder.path / LOGS_FOLDER
+        with _log_file(logs / f"rank-{rank}.log"), Pulse(logs, rank) as pulse:
             _announce(job, rank)
-            result = train(job)
+            result = train(job, pulse.reached)
             dist.destroy_process_group()
             return result
     except Exception as error:  # the edge of the process: the driver gets it in plain values

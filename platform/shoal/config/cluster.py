@@ -28,5 +28,11 @@ class ClusterSettings(Section):
     timeout_s: float = Field(default=60.0, gt=0)
     """Seconds after which a lost or hung peer ends a collective."""
 
+    silence_s: float = Field(default=30.0, gt=0)
+    """Seconds after which a worker whose process does not answer is named and killed."""
+
+    straggler_s: float = Field(default=20.0, gt=0)
+    """Seconds that workers wait for another before it is named, with its stack, as late."""
+
     max_failures: int = Field(default=3, ge=0)
     """Worker failures after which the run stops instead of resuming from its newest checkpoint."""

@@ -25,6 +25,8 @@ class EventKind(StrEnum):
     """A checkpoint is complete."""
     SAVE_FAILED = "save_failed"
     """A checkpoint did not become complete."""
+    STRAGGLER = "straggler"
+    """Ranks wait for one that does not come."""
     FAILURE = "failure"
     """An attempt failed."""
     REFUSAL = "refusal"
