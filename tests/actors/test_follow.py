@@ -36,6 +36,9 @@ def test_only_what_this_command_does_is_shown(tmp_path: Path) -> None:
         append_event(tmp_path, EventKind.RESUME, step=1, path="checkpoints/step-00000001")
         with MetricsWriter(tmp_path, last_step=1) as writer:
             writer.write(_metrics(2))
+        append_event(tmp_path, EventKind.STRAGGLER, rank=1, message="last seen at sea", stack="")
+        refusal = {"step": 3, "cause": "the loss is nan", "goes_on_from": 2, "num_skipped": 4}
+        append_event(tmp_path, EventKind.SPOILED, **refusal)
         failure = {"rank": 1, "kind": "ValueError", "message": "[x]"}
         append_event(tmp_path, EventKind.FAILURE, is_final=False, **failure)
         append_event(tmp_path, EventKind.SAVE, step=2, num_bytes=12345)
@@ -44,6 +47,8 @@ def test_only_what_this_command_does_is_shown(tmp_path: Path) -> None:
     assert [line for line in lines if not line.startswith("step")] == [
         "Training on 2 workers",
         "Going on from step 1 (checkpoints/step-00000001)",
+        "Rank 1 is late: last seen at sea",
+        "Step 3 was refused: the loss is nan. Going on from step 2 without 4 sequences",
         "Rank 1 failed. ValueError: [x] (failure 1; 2 are recovered from)",
         "Saved step 2: 12,345 bytes",
     ]

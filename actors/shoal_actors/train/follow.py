@@ -89,6 +89,11 @@ class Follower:
                 return f"Step {event['step']} was not saved. {event['error']}{again}"
             case EventKind.STRAGGLER:
                 return f"Rank {event['rank']} is late: {event['message']}"
+            case EventKind.SPOILED:
+                return (
+                    f"Step {event['step']} was refused: {event['cause']}. Going on from step "
+                    f"{event['goes_on_from']} without {event['num_skipped']} sequences"
+                )
             case EventKind.FAILURE if not event["is_final"]:  # that is the command's last word
                 self._num_failures += 1
                 self._waiting_since = time.monotonic()

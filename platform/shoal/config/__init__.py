@@ -3,6 +3,7 @@
 from shoal.config.checkpoint import CheckpointSettings
 from shoal.config.cluster import ClusterSettings
 from shoal.config.data import DataSettings, SourceSettings
+from shoal.config.guard import GuardSettings
 from shoal.config.load import config_from_tree, dump_config, load_config
 from shoal.config.model import ModelSettings
 from shoal.config.optimizer import OptimizerSettings, ScheduleSettings
@@ -34,6 +35,7 @@ __all__ = [
     "ClusterSettings",
     "Config",
     "DataSettings",
+    "GuardSettings",
     "JournalSettings",
     "KVSettings",
     "Level",

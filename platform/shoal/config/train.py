@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from shoal.config.guard import GuardSettings
 from shoal.config.section import Section
 
 
@@ -29,3 +30,6 @@ class TrainSettings(Section):
 
     deterministic: bool = True
     """Refuse kernels whose result may differ from run to run."""
+
+    guard: GuardSettings = GuardSettings()
+    """Steps that would spoil the weights."""

@@ -71,6 +71,11 @@ class Sampler:
         return self._consumed // self._num_sequences
 
     @property
+    def consumed(self) -> int:
+        """Sequences given out so far."""
+        return self._consumed
+
+    @property
     def batches_left(self) -> int | None:
         """Steps until the data ends; None if it never does."""
         if self._epochs is None:

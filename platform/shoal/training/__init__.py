@@ -3,6 +3,7 @@
 from shoal.training.adamw import AdamW
 from shoal.training.build import build_model, build_sharded_optimizer, fill_model
 from shoal.training.events import EventKind, EventReader, append_event
+from shoal.training.guard import Guard, SpoiledStep
 from shoal.training.job import TrainJob, TrainResult
 from shoal.training.loop import train
 from shoal.training.loss import StepWeights
@@ -25,6 +26,7 @@ __all__ = [
     "AdamW",
     "EventKind",
     "EventReader",
+    "Guard",
     "LearningRate",
     "MetricsReader",
     "MetricsWriter",
@@ -36,6 +38,7 @@ __all__ = [
     "ProgressLine",
     "Rounding",
     "SGD",
+    "SpoiledStep",
     "StepMetrics",
     "StepWeights",
     "Stepper",

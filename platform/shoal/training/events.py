@@ -27,6 +27,8 @@ class EventKind(StrEnum):
     """A checkpoint did not become complete."""
     STRAGGLER = "straggler"
     """Ranks wait for one that does not come."""
+    SPOILED = "spoiled"
+    """A step was refused, and other data is read instead."""
     FAILURE = "failure"
     """An attempt failed."""
     REFUSAL = "refusal"

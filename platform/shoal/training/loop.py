@@ -6,7 +6,8 @@
 
 Everything a step depends on is in the checkpoint or follows from the configuration: weights,
 moments, the sampler's place, each rank's random generator, the number of the step. So a run that is
-cut anywhere and resumed takes the same steps, bit for bit, as one that is not.
+cut anywhere and resumed takes the same steps, bit for bit, as one that is not. That goes for steps
+that the guard refuses too: the data alone decides which, and where the loop goes on.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from shoal.checkpoint import (
     BackgroundSaver,
     DirectSaver,
+    Loaded,
     OnFailure,
     Saver,
     SaveReport,
@@ -39,6 +41,7 @@ from shoal.models import DecoderStage
 from shoal.plan import Batches, topology_of
 from shoal.training.build import build_model, build_sharded_optimizer, fill_model
 from shoal.training.events import EventKind, append_event
+from shoal.training.guard import Guard, Recovery, SpoiledStep
 from shoal.training.job import TrainJob, TrainResult
 from shoal.training.metrics import MetricsWriter, StepMetrics
 from shoal.training.process import device_of, kernel_settings, seed_rank
@@ -82,6 +85,7 @@ class _Run:
     sampler: Sampler
     model: DecoderStage
     optimizer: torch.optim.Optimizer
+    guard: Guard
     stepper: Stepper
 
     @classmethod
@@ -92,6 +96,7 @@ class _Run:
         batches = Batches.of(config, topology)
         passes = build_model(config, job.precision, device_of(job.device))
         optimizer = build_sharded_optimizer(config, passes.model, job.precision)
+        guard = Guard(config.train.guard)
         return cls(
             job=job,
             rank=rank,
@@ -104,12 +109,14 @@ class _Run:
             sampler=job.sampler(),
             model=passes.model,
             optimizer=optimizer,
+            guard=guard,
             stepper=Stepper(
                 passes,
                 optimizer,
                 settings=config.optimizer,
                 num_steps=config.train.steps,
                 readers=topology.pipeline * topology.context,
+                guard=guard,
             ),
         )
 
@@ -123,10 +130,18 @@ class _Run:
             path.write_text(dump_config(self.job.config), encoding="utf-8")
         is_own = start is not None and start.parent == self.job.folder.checkpoints
         saved = step if is_own else None
-        every = self.job.config.checkpoint.every
+        every, settings = self.job.config.checkpoint.every, self.job.config.train
         with self._metrics(step) as metrics, self._saver() as saver:
-            for ids in self._ids(step):
-                result = self.stepper.step(step, self._microbatches(ids))
+            if not is_own and settings.guard.action == "rollback":
+                self._save(saver, step)  # where to go back to before the first save
+                saved = step
+            recovery = Recovery(settings.guard)
+            while step < settings.steps and (ids := self._next_ids()) is not None:
+                try:
+                    result = self.stepper.step(step, self._microbatches(ids))
+                except SpoiledStep as spoiled:
+                    step = self._recover(spoiled, recovery, saver, metrics)
+                    continue
                 step = result.step
                 if metrics is not None:
                     metrics.write(result)
@@ -158,28 +173,76 @@ class _Run:
             fill_model(self.model, self.job.config)
             seed_rank(seed, self.rank, 0)
             return 0
+        loaded = self._load(start)
+        self._note(EventKind.RESUME, step=loaded.step, path=str(start))
+        return loaded.step
+
+    def _load(self, start: Path) -> Loaded:
+        """Fill everything from a checkpoint."""
         allow = self.job.config.checkpoint.allow
         if allow:
             fill_model(self.model, self.job.config)  # what may be missing needs values
         loaded = load(
             start, model=self.model, optimizer=self.optimizer, allow=allow, group=self.patient
         )
+        self.guard.losses = loaded.counters.get("losses", [])
         self.sampler.load_state_dict(loaded.counters["sampler"])
         if loaded.rng is not None:
             restore_rng(loaded.rng)
         else:
             # Another number of ranks saved: none of their generators is this rank's.
-            seed_rank(seed, self.rank, loaded.step)
-        self._note(EventKind.RESUME, step=loaded.step, path=str(start))
-        return loaded.step
+            seed_rank(self.job.config.run.seed, self.rank, loaded.step)
+        return loaded
 
-    def _ids(self, step: int) -> Iterator[list[int]]:
-        """This rank's sequences of each step still to make; fewer where the data ends."""
-        for _ in range(step, self.job.config.train.steps):
-            ids = next(self.sampler, None)
-            if ids is None:
-                return
-            yield rank_share(ids, *self.place).tolist()
+    def _recover(
+        self,
+        spoiled: SpoiledStep,
+        recovery: Recovery,
+        saver: Saver,
+        metrics: MetricsWriter | None,
+    ) -> int:
+        """Go on without the data that spoiled a step, or raise it; the steps made before."""
+        step = spoiled.step - 1
+        skipped = self.sampler.consumed
+        match self.job.config.train.guard.action:
+            case "stop":
+                raise spoiled
+            case "skip":
+                skipped = self.batches.global_batch
+                recovery.count(spoiled, step)
+            case "rollback":
+                saver.drain()  # so that what is newest depends on the steps alone
+                point = self._newest()
+                if point is None:
+                    raise spoiled
+                data = self.sampler.state_dict()
+                loaded = self._load(point)
+                step, skipped = loaded.step, skipped - self.sampler.consumed
+                self.sampler.load_state_dict(data)
+                recovery.count(spoiled, step)
+                if metrics is not None:
+                    metrics.rewind(step)
+        self._note(
+            EventKind.SPOILED,
+            step=spoiled.step,
+            cause=spoiled.cause,
+            goes_on_from=step,
+            num_skipped=skipped,
+        )
+        return step
+
+    def _newest(self) -> Path | None:
+        """The newest checkpoint of this run, as rank 0 sees it."""
+        choice: list[Path | None] = [None]
+        if self.rank == 0 and (last := newest(self.job.folder.checkpoints)) is not None:
+            choice[0] = last.path
+        dist.broadcast_object_list(choice, src=0)
+        return choice[0]
+
+    def _next_ids(self) -> list[int] | None:
+        """This rank's sequences of the next step; None where the data ends."""
+        ids = next(self.sampler, None)
+        return None if ids is None else rank_share(ids, *self.place).tolist()
 
     def _microbatches(self, ids: list[int]) -> Iterator[Batch]:
         size = self.batches.micro_batch
@@ -222,10 +285,16 @@ class _Run:
             step,
             model=self.model,
             optimizer=self.optimizer,
-            counters={"step": step, "sampler": self.sampler.state_dict()},
+            counters=self._counters(step),
             rng=capture_rng(),
             attachments=_attachments(self.job.config, self.model),
         )
+
+    def _counters(self, step: int) -> dict[str, object]:
+        counters: dict[str, object] = {"step": step, "sampler": self.sampler.state_dict()}
+        if losses := self.guard.losses:
+            counters["losses"] = losses
+        return counters
 
     def _note_save(self, report: SaveReport) -> None:
         fields = {

@@ -75,7 +75,8 @@ class MetricsWriter:
             self._file: IO[str] = path.open("a", encoding="utf-8")
         except OSError as error:
             raise WorkError(f"cannot write {path}: {error.strerror}.") from error
-        self._board = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=last_step + 1)
+        self._path = path
+        self._board = _board(folder, last_step)
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -83,6 +84,18 @@ class MetricsWriter:
     def __exit__(self, *exc: object) -> None:
         self._file.close()
         self._board.close()
+
+    def rewind(self, last_step: int) -> None:
+        """Drop the steps after ``last_step``: they will be made again.
+
+        Raises WorkError where the folder cannot be written.
+        """
+        try:
+            _truncate_after(self._path, last_step)  # the file is open for appending: at the new end
+        except OSError as error:
+            raise WorkError(f"cannot write {self._path}: {error.strerror}.") from error
+        self._board.close()
+        self._board = _board(self._path.parent, last_step)
 
     def write(self, metrics: StepMetrics) -> None:
         """Append one step; a reader sees all of it at once.
@@ -114,6 +127,10 @@ class MetricsReader:
 
 def _parse(line: bytes) -> StepMetrics:
     return StepMetrics(**{"auxiliary_loss": None, **json.loads(line)})
+
+
+def _board(folder: Path, last_step: int) -> SummaryWriter:
+    return SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=last_step + 1)
 
 
 def _truncate_after(path: Path, last_step: int) -> None:

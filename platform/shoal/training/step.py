@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import resource
 import time
 from collections.abc import Iterable, Sequence
@@ -12,9 +11,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from shoal.config import OptimizerSettings
+from shoal.config import GuardSettings, OptimizerSettings
 from shoal.data import Batch
-from shoal.errors import WorkError
+from shoal.training.guard import Guard
 from shoal.training.loss import StepWeights
 from shoal.training.metrics import StepMetrics
 from shoal.training.microbatch import Microbatch
@@ -64,15 +63,19 @@ class Stepper:
         settings: OptimizerSettings,
         num_steps: int,
         readers: int = 1,
+        guard: Guard | None = None,
     ) -> None:
         """``optimizer`` is adapted to the model of ``passes``.
 
-        ``readers`` is the number of ranks that read each sequence.
+        ``readers`` is the number of ranks that read each sequence. ``guard``, unless given, refuses
+        what is not finite.
         """
         self._passes = passes
         self._optimizer = optimizer
         self._clip = settings.clip
         self._readers = readers
+        self._guard = guard or Guard(GuardSettings())
+        self._most = torch.full((), torch.inf, dtype=torch.float64, device=passes.device)
         self._rate = LearningRate(settings=settings, num_steps=num_steps)
         config = passes.model.config
         self._is_sparse = any(config.sparse_layers)
@@ -83,16 +86,20 @@ class Stepper:
         """Update the weights by this rank's microbatches and everyone's; every rank calls it.
 
         ``done`` counts the steps before this one; there is at least one microbatch, and all are
-        read first, to count their labels. Raises WorkError, on every rank and with the weights and
-        moments of the step before, where the loss or the gradient is not finite.
+        read first, to count their labels. Raises SpoiledStep, on every rank and with weights and
+        moments of the step before, where the guard refuses the loss or the gradient; the next call
+        may make the step of other sequences.
         """
         start = time.perf_counter()
         prepared = [Microbatch.of(batch, self._passes.device) for batch in microbatches]
         rate = self._rate.at(done)
         set_learning_rate(self._optimizer, rate)
+        self._most.fill_(self._guard.most)
         outcome = self.iterate(prepared)
         read = outcome.read()
-        self._refuse_unless_finite(done + 1, read)
+        self._guard.check_finite(done + 1, "loss", read.loss + read.auxiliary)
+        self._guard.check_finite(done + 1, "gradient's norm", read.norm)
+        self._guard.take(done + 1, read.loss)
         seconds = time.perf_counter() - start
         num_tokens = read.num_sequences * prepared[0].batch.tokens.shape[1]
         return StepMetrics(
@@ -111,8 +118,8 @@ class Stepper:
     def iterate(self, microbatches: Sequence[Microbatch]) -> Outcome:
         """The step itself: nothing in it depends on a number that the host reads from the device.
 
-        Where the loss or the gradient is not finite, that flag makes the optimizer leave weights
-        and moments as they are. The learning rate is that of the optimizer's groups.
+        Where the guard will refuse the loss or the gradient, a flag makes the optimizer leave
+        weights and moments as they are. The learning rate is that of the optimizer's groups.
         """
         passes, optimizer = self._passes, self._optimizer
         weights = StepWeights.count(
@@ -124,20 +131,11 @@ class Stepper:
         outputs = passes.run(microbatches, weights)
         losses = weights.mean_losses(outputs)
         norm = passes.norm(self._clip)
-        is_finite = losses.sum().isfinite() & norm.isfinite()
-        with skipping(optimizer, ~is_finite):
+        is_good = losses.sum().isfinite() & norm.isfinite() & (losses[0] <= self._most)
+        with skipping(optimizer, ~is_good):
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return Outcome(losses=losses, norm=norm, weights=weights)
-
-    def _refuse_unless_finite(self, step: int, read: Read) -> None:
-        for name, value in (("loss", read.loss + read.auxiliary), ("gradient's norm", read.norm)):
-            if not math.isfinite(value):
-                raise WorkError(
-                    f"Step {step}: the {name} is {value}. The weights stay those of step "
-                    f"{step - 1}. Lower optimizer.lr, clip the gradient (optimizer.clip), or look "
-                    "at the data."
-                )
 
 
 def peak_memory_bytes(device: torch.device) -> int:

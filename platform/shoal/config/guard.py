@@ -1,0 +1,27 @@
+"""What happens to a step that would spoil the weights."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from shoal.config.section import Section
+
+
+class GuardSettings(Section):
+    """``train.guard``: loss and gradient are looked at before any weight changes."""
+
+    action: Literal["stop", "skip", "rollback"] = "stop"
+    """End the run (``stop``), make the step with the next batch instead (``skip``), or go back to
+    the newest checkpoint and on from there without the batches read since (``rollback``)."""
+
+    spike_factor: float | None = Field(default=None, gt=1)
+    """A loss above this many times the mean of the last ``window`` ones counts like one that is not
+    finite; unset: any finite loss is good."""
+
+    window: int = Field(default=20, ge=1, le=10_000)
+    """Losses that a spike is measured against; before as many are known, none counts."""
+
+    limit: int = Field(default=3, ge=1)
+    """Batches skipped in a row, or returns to one checkpoint, after which the run ends."""
