@@ -12,7 +12,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-full bench bench-engine bench-serve bench-checkpoint storm-serve fuzz-serve lint format docs clean
+.PHONY: help demo serve test test-full bench bench-engine bench-serve bench-checkpoint storm-serve fuzz-serve storm-train lint format docs clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -73,6 +73,10 @@ storm-serve: $(READY)  ## 1,000 clients that leave a server at random moments
 fuzz-serve: export OMP_NUM_THREADS = 1
 fuzz-serve: $(READY)  ## 10,000 requests, good, spoiled and senseless, to a server
 	$(RUN) -m tests.deployments.fuzz
+
+storm-train: export OMP_NUM_THREADS = 1
+storm-train: $(READY)  ## 50 SIGKILLs at random instants of a run, held against a calm one
+	$(RUN) -m tests.e2e.storm
 
 lint: $(READY)  ## style, types and the layer contract
 	$(RUN) -m ruff check .
