@@ -11,7 +11,13 @@ import torch
 from shoal.inference.limits import Limits
 from shoal.inference.model import ServedModel
 from shoal.inference.rows import Rows
-from shoal.models import DecoderConfig, parameter_shapes, whole_tensors, write_hf_folder
+from shoal.models import (
+    DecoderConfig,
+    parameter_shapes,
+    tensor_shapes,
+    whole_tensors,
+    write_hf_folder,
+)
 from shoal.ops import fixed
 
 
@@ -39,7 +45,7 @@ def random_model(hf: dict[str, Any], precision: fixed.Kind) -> ServedModel:
 def random_folder(hf: dict[str, Any], out: Path) -> Path:
     """A folder with fp32 weights and no tokenizer, so that it speaks bytes."""
     config = DecoderConfig.from_hf(hf)
-    write_hf_folder(out, config, whole_tensors(RandomWeights(parameter_shapes(config))))
+    write_hf_folder(out, config, whole_tensors(RandomWeights(tensor_shapes(config))))
     return out
 
 

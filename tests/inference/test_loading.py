@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ import torch
 from shoal.config import ServeSettings
 from shoal.data import load_tokenizer
 from shoal.errors import ConfigError
-from shoal.inference.loading import certified, check_cache, end_of_text_ids, load_engine
+from shoal.inference.certify import Subject
+from shoal.inference.loading import (
+    certified,
+    check_cache,
+    end_of_text_ids,
+    limits_of,
+    load_engine,
+)
+from shoal.inference.model import ServedModel
 from shoal.ops.fixed import PackedLinear
 from tests.inference.small_models import random_folder
 from tests.models.tiny import TINY
@@ -41,6 +50,20 @@ def test_a_kernel_that_breaks_the_order_is_refused_by_name(tmp_path: Path) -> No
     assert refusal.value.field == "serve.batch_invariant"
     assert refusal.value.problem.startswith(f"linear {head.kind} 257x66 to fp32: row ")
     assert "Set it to false" in refusal.value.remedy
+
+
+def test_a_family_without_kernels_is_refused_by_name(tmp_path: Path) -> None:
+    folder = random_folder(TINY["dots1"], tmp_path / "m")
+    subject = Subject(folder=folder)
+    refusals: list[Callable[[], object]] = [
+        lambda: limits_of(folder, ServeSettings()),
+        lambda: ServedModel.load(folder, batch_invariant=False),
+        subject.load_decoder,
+    ]
+    for refused in refusals:
+        with pytest.raises(ConfigError, match="no kernels for experts that a bias chooses") as why:
+            refused()
+        assert (why.value.field, why.value.value) == ("model.config.model_type", "dots1")
 
 
 def test_who_gives_the_promise_up_is_served_without_proof(tmp_path: Path) -> None:

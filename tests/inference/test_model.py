@@ -19,7 +19,7 @@ from shoal.ops.fixed.kernel import LAUNCHES, Launch
 from shoal.ops.fixed_order import fixed_order
 from tests.inference.small_models import RandomWeights, random_model, rows_of
 from tests.models.oracle import reference, relative
-from tests.models.tiny import TINY
+from tests.models.tiny import SERVED, TINY
 
 KINDS: tuple[fixed.Kind, ...] = ("fp32", "bf16", "mxfp8")
 PROMPTS = [list(range(3, 3 + length)) for length in (1, 16, 37, 5)]
@@ -31,7 +31,7 @@ def logits_of(model: ServedModel, sequences: list[list[int]]) -> list[torch.Tens
     return list(rows.split([len(tokens) for tokens in sequences]))
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", SERVED)
 def test_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
     theirs = reference(TINY[name])
     theirs.save_pretrained(tmp_path)
@@ -54,7 +54,7 @@ def test_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", SERVED)
 def test_a_row_has_the_bits_of_the_decoder_and_of_itself_alone(name: str, kind: fixed.Kind) -> None:
     model = random_model(TINY[name], kind)
     together = logits_of(model, PROMPTS)
@@ -105,7 +105,7 @@ def launched(work: Callable[[], object]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*((name, "bf16") for name in TINY), ("qwen2_moe", "fp32"), ("qwen2_moe", "mxfp8")],
+    [*((name, "bf16") for name in SERVED), ("qwen2_moe", "fp32"), ("qwen2_moe", "mxfp8")],
 )
 def test_every_kernel_that_the_engine_runs_is_proven(name: str, kind: fixed.Kind) -> None:
     model = random_model(TINY[name], kind)

@@ -25,6 +25,9 @@ def reference(hf: dict[str, Any]) -> Any:
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.2)
     return model.eval()
 
 
@@ -36,6 +39,8 @@ def copied(hf: dict[str, Any], model: Any) -> Decoder:
     with torch.no_grad():
         for name, parameter in ours.items():
             parameter.copy_(theirs[name].reshape(parameter.shape))
+        for name, buffer in decoder.named_buffers():
+            buffer.copy_(model.get_buffer(name))
     return decoder
 
 

@@ -21,9 +21,14 @@ def theirs(hf: dict[str, Any]) -> Any:
     return transformers.AutoConfig.for_model(hf["model_type"], **values)
 
 
+NEEDED = {"dots1": {"n_routed_experts": 16, "n_shared_experts": 2, "num_experts_per_tok": 4}}
+"""What has no default there either."""
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_silent_configs_mean_what_they_mean_to_transformers(family: str) -> None:
-    ours, other = DecoderConfig.from_hf({"model_type": family}), theirs({"model_type": family})
+    hf = {"model_type": family, **NEEDED.get(family, {})}
+    ours, other = DecoderConfig.from_hf(hf), theirs(hf)
     assert ours.vocab_size == other.vocab_size
     assert ours.hidden_size == other.hidden_size
     assert ours.intermediate_size == other.intermediate_size
@@ -39,9 +44,11 @@ def test_silent_configs_mean_what_they_mean_to_transformers(family: str) -> None
     assert ours.rotary.theta == other.rope_parameters["rope_theta"]
     assert FAMILIES[family].architecture.startswith(type(other).__name__.removesuffix("Config"))
     if ours.experts is not None:
-        assert ours.experts.num_experts == other.num_experts
+        num_experts = hf.get("n_routed_experts") or other.num_experts
+        assert ours.experts.num_experts == num_experts
         assert ours.experts.experts_per_token == other.num_experts_per_tok
-        assert ours.experts.balance_coefficient == other.router_aux_loss_coef
+        coefficient = getattr(other, "router_aux_loss_coef", 0.0)
+        assert ours.experts.balance_coefficient == coefficient
 
 
 def test_every_family_has_a_tiny_config() -> None:
@@ -175,3 +182,23 @@ def test_windows_equal_transformers(name: str, used: bool) -> None:
     assert list(DecoderConfig.from_hf(hf).windows) == expected
     typed = hf | {"layer_types": ["full_attention"] * 6}
     assert set(DecoderConfig.from_hf(typed).windows) == {None}
+
+
+@pytest.mark.parametrize(
+    ("values", "remedy"),
+    [
+        ({"n_group": 2}, "Set it to 1"),
+        ({"topk_group": 0}, "Set topk_group"),
+        ({"router_aux_loss_coef": 0.1}, "Remove the key"),
+        ({"first_k_dense_replace": -1}, "Set first_k_dense_replace"),
+        ({"n_shared_experts": None}, "Set n_shared_experts"),
+        ({"n_routed_experts": None}, "Set n_routed_experts"),
+        ({"num_experts_per_tok": 8}, "Take fewer"),
+        ({"routed_scaling_factor": "2"}, "Set routed_scaling_factor"),
+    ],
+)
+def test_experts_chosen_with_a_bias_are_checked(values: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        DecoderConfig.from_hf({**TINY["dots1"], **values})
+    (name,) = values
+    assert (refusal.value.field, refusal.value.remedy) == (f"model.config.{name}", remedy)

@@ -65,8 +65,12 @@ def test_import_and_export_lose_nothing(name: str, tmp_path: Path) -> None:
     state = model.state_dict()
     for parameter_name, parameter in decoder.named_parameters():
         assert torch.equal(parameter, state[parameter_name].reshape(parameter.shape))
-    parameters = ((n, p.detach()) for n, p in decoder.named_parameters())
-    write_hf_folder(out, weights.config, parameters, max_shard_bytes=50_000)
+    for buffer_name, buffer in decoder.named_buffers():
+        assert torch.equal(buffer, state[buffer_name])
+    tensors = ((n, t.detach()) for n, t in decoder.state_dict(keep_vars=True).items())
+    tied = weights.config.tie_word_embeddings
+    kept = ((n, t) for n, t in tensors if not (tied and n == "lm_head.weight"))
+    write_hf_folder(out, weights.config, kept, max_shard_bytes=50_000)
     assert len(list(out.glob("model-*-of-*.safetensors"))) > 1
     before, after = logits_of(source), logits_of(out)
     assert torch.equal(before, after)
@@ -75,7 +79,7 @@ def test_import_and_export_lose_nothing(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(ours, after, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "dots1"])
 def test_fused_and_separate_experts_are_the_same_model(name: str, tmp_path: Path) -> None:
     source, fused, separate = (tmp_path / part for part in ("source", "fused", "separate"))
     model = saved(name, source)
@@ -92,6 +96,7 @@ def test_fused_and_separate_experts_are_the_same_model(name: str, tmp_path: Path
     expected = {
         "mixtral": "model.layers.1.block_sparse_moe.experts.4.w3.weight",
         "qwen2_moe": "model.layers.2.mlp.experts.4.up_proj.weight",
+        "dots1": "model.layers.2.mlp.experts.6.up_proj.weight",
     }.get(name, "model.layers.1.mlp.experts.3.down_proj.weight")
     assert expected in names
     assert torch.equal(logits_of(separate), logits_of(source))

@@ -86,5 +86,23 @@ TINY: dict[str, dict[str, Any]] = {
         "clip_qkv": 0.8,
         "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
     },
+    "dots1": _COMMON
+    | {
+        "model_type": "dots1",
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "sliding_window": 5,
+        "max_window_layers": 2,
+        "moe_intermediate_size": 14,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 7,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
 }
 """Configs by name; ``smollm2`` is the smallest dense one with a tied head."""
+
+SERVED = [name for name in TINY if name != "dots1"]
+"""Those that the engine computes."""

@@ -6,7 +6,7 @@ have: the second of a step has none. Sizes divide by nothing: 257 entries, 66 el
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from shoal.config import Config, config_from_tree
 from shoal.data import IGNORED, Batch
 from shoal.fsdp import Ledger, sharded_parameters
-from shoal.models import Decoder, DecoderConfig, initialize
+from shoal.models import Decoder, DecoderConfig, Router, initialize
 from shoal.plan import resolve_precision, topology_of
 from shoal.training import (
     StepMetrics,
@@ -59,8 +59,23 @@ MODELS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 34,
         "norm_topk_prob": True,
     },
+    # experts chosen with a bias, which every step changes; the first layer has none
+    "biased": {
+        **_DENSE,
+        "model_type": "dots1",
+        "sliding_window": None,
+        "moe_intermediate_size": 30,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
+    },
 }
-SPARSE = ("mixture", "mixed", "six", "shared")
+SPARSE = ("mixture", "mixed", "six", "shared", "biased")
+BIAS_RATE = 0.05
+"""So large that a step's updates change what the next one chooses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +161,12 @@ class Cell:
                     for kind, pair in (("dense", self.dense), ("expert", self.experts))
                 },
                 "precision": {"compute": "fp32"},
-                "optimizer": {"kind": self.optimizer, "clip": self.clip, **RATES[self.optimizer]},
+                "optimizer": {
+                    "kind": self.optimizer,
+                    "clip": self.clip,
+                    "expert_bias_rate": BIAS_RATE if self.model == "biased" else None,
+                    **RATES[self.optimizer],
+                },
                 "train": {
                     "steps": NUM_STEPS,
                     "global_batch": self.num_sequences,
@@ -175,6 +195,8 @@ class Outcome:
     measured: list[Measured]
     """Collectives of each step, and bytes at rest after it."""
     held: list[Held]
+    biases: dict[str, torch.Tensor]
+    """That choose experts, after the last step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,6 +208,7 @@ class Expected:
     norms: list[float]
     weights: dict[str, torch.Tensor]
     changes: dict[str, torch.Tensor]
+    biases: dict[str, torch.Tensor]
 
 
 def sequences(model: str, length: int, count: int, step: int) -> Batch:
@@ -241,6 +264,7 @@ def expected(
         if kind == "sgd"
         else torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=0.0, **RATES[kind])
     )
+    biases, chosen = dict(decoder.named_buffers()), _choices(decoder)
     losses, auxiliary, norms = [], [], []
     for step in range(NUM_STEPS):
         batch = sequences(model, length, count, step)
@@ -262,14 +286,35 @@ def expected(
             for gradient in gradients:
                 gradient.mul_(min(clip / (norm + 1e-6), 1.0))
         optimizer.step()
+        for name, bias in biases.items():
+            tokens = chosen[name].flatten().bincount(minlength=len(bias)).double()
+            bias.add_(BIAS_RATE * (tokens.mean() - tokens).sign().float())
         losses.append(mean.item())
         auxiliary.append(None if experts is None else output.auxiliary.item() / count)
         norms.append(norm)
     weights = {name: value.detach() for name, value in decoder.named_parameters()}
     changes = {name: value - before[name] for name, value in weights.items()}
     return Expected(
-        losses=losses, auxiliary=auxiliary, norms=norms, weights=weights, changes=changes
+        losses=losses,
+        auxiliary=auxiliary,
+        norms=norms,
+        weights=weights,
+        changes=changes,
+        biases=biases,
     )
+
+
+def _choices(decoder: Decoder) -> dict[str, torch.Tensor]:
+    """Filled by each forward: what experts its tokens chose, by the names of the layers' biases."""
+    chosen: dict[str, torch.Tensor] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda router, given, made: chosen.update({name: made[1]})
+
+    for name, module in decoder.named_modules():
+        if isinstance(module, Router):
+            module.register_forward_hook(note(f"{name}.e_score_correction_bias"))
+    return chosen
 
 
 def train(cell: Cell) -> Outcome:
@@ -309,4 +354,5 @@ def train(cell: Cell) -> Outcome:
         )
         for parameter, old in zip(sharded_parameters(passes.model), before, strict=True)
     ]
-    return Outcome(steps=steps, measured=measured, held=held)
+    biases = dict(passes.model.named_buffers())
+    return Outcome(steps=steps, measured=measured, held=held, biases=biases)

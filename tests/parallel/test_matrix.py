@@ -184,6 +184,18 @@ def _three() -> Iterator[Cell]:
         yield Cell(ranks=3, context=3, exchange=exchange, model="packed", length=29)
 
 
+def _biased() -> Iterator[Cell]:
+    """Experts balanced by a bias: tokens are counted over all that shares a layer in a step."""
+    yield Cell(ranks=1, model="biased", microbatches=3)
+    yield Cell(ranks=2, domain=1, dense="OP", experts="PP", model="biased", microbatches=3)
+    yield Cell(ranks=2, context=2, expert=2, exchange="ring", model="biased", recompute="layer")
+    yield Cell(ranks=4, domain=2, expert=2, dense="RO", experts="GG", model="biased")
+    yield Cell(ranks=4, domain=2, context=2, dense="PP", experts="RP", model="biased", length=33)
+    yield Cell(ranks=4, pipeline=2, virtual=2, model="biased", microbatches=3, recompute="layer")
+    yield Cell(ranks=4, pipeline=4, model="biased", microbatches=3, optimizer="adamw")
+    yield Cell(ranks=4, pipeline=2, context=2, expert=2, model="biased", clip=0.5)
+
+
 def _six() -> Iterator[Cell]:
     """Six ranks in two or three domains, as stages, sequences and experts."""
     for number, (pipeline, domain, context, degree) in enumerate(
@@ -243,7 +255,7 @@ def _eight() -> Iterator[Cell]:
                         )
 
 
-CELLS = [*_one(), *_data(), *_experts(), *_contexts(), *_stages(), *_three(), *_adamw()]
+CELLS = [*_one(), *_data(), *_experts(), *_contexts(), *_stages(), *_three(), *_adamw(), *_biased()]
 MORE = [*_six(), *_eight()]
 
 
@@ -264,6 +276,7 @@ def test_trains_as_one_process(ranks: RankPool, cell: Cell) -> None:
     )
     _check_reports(cell, outcomes, wanted)
     _check_weights(outcomes, wanted)
+    _check_biases(outcomes, wanted)
     for step in (0, NUM_STEPS - 1):
         assert_as_planned(cell.settings, [outcome.measured[step] for outcome in outcomes])
 
@@ -291,6 +304,14 @@ def _printed(metrics: StepMetrics) -> str:
     with console.capture() as capture, ProgressLine(console, num_steps=NUM_STEPS) as line:
         line.show(metrics)
     return capture.get()
+
+
+def _check_biases(outcomes: list[Outcome], wanted: Expected) -> None:
+    assert {name for outcome in outcomes for name in outcome.biases} == wanted.biases.keys()
+    for outcome in outcomes:
+        for name, bias in outcome.biases.items():
+            assert bias.abs().max() > 0
+            assert torch.equal(bias, wanted.biases[name]), name
 
 
 def _check_weights(outcomes: list[Outcome], wanted: Expected) -> None:

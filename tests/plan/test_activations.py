@@ -14,6 +14,7 @@ from shoal.models.experts import Experts
 from shoal.ops.cross_entropy import CHUNK_BYTES
 from shoal.parallel.expert import ExpertExchange
 from shoal.plan.activations import Kernels, head_bytes, kept_bytes, layer_bytes
+from tests.parallel.matrix import MODELS as MATRIX
 from tests.plan.configs import DENSE, EXPERTS
 from tests.plan.measured import bytes_kept
 from tests.ranks import RankPool
@@ -46,6 +47,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 28,
         "num_hidden_layers": 2,
     },
+    "dots1": {**MATRIX["biased"], "num_hidden_layers": 3},
 }
 
 

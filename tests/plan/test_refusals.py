@@ -84,6 +84,20 @@ ROWS: list[tuple[dict[str, Any], str, object, str, str]] = [
         "parallel.context to 1",
     ),
     (
+        {"optimizer": {"expert_bias_rate": 0.001}},
+        "optimizer.expert_bias_rate",
+        0.001,
+        "no bias takes part in choosing experts of this llama model",
+        "Leave it out",
+    ),
+    (
+        {"optimizer": {"expert_bias_rate": 0.001}, "model": {"config": EXPERTS}},
+        "optimizer.expert_bias_rate",
+        0.001,
+        "no bias takes part in choosing experts of this qwen3_moe model",
+        "router_aux_loss_coef balances by a loss",
+    ),
+    (
         {"cluster": {"workers": 2}, "parallel": {"expert": 2}},
         "parallel.expert",
         2,

@@ -105,18 +105,28 @@ def weight_entries(parameters: Sequence[ShardedParameter]) -> list[Entry]:
     ]
 
 
-def buffer_entries(model: nn.Module, *, first_rank: bool, copies: bool) -> list[Entry]:
+def buffer_entries(
+    model: nn.Module, weights: Sequence[Entry], *, first_rank: bool, copies: bool
+) -> list[Entry]:
     """Persistent buffers, or copies of them as they are now.
 
-    They are replicas, and the first rank stands for them.
+    They are replicas. Who writes the first row of a module's first parameter, of this rank's
+    ``weights``, writes its buffers: only some ranks may have the module. Those of a module without
+    parameters are the first rank's.
     """
+    begun = {part.path[1] for entry in weights if (part := entry.written) and not part.row_start}
+    leaders = _leaders(model)
+
+    def is_own(name: str) -> bool:
+        return leaders[name] in begun if name in leaders else first_rank
+
     return [
         Entry(
             path=("model", _plain(name)),
             shape=buffer.shape,
             row_start=0,
             local=buffer.detach().clone() if copies else buffer.detach(),
-            rows=None if first_rank else _NO_ROWS,
+            rows=None if is_own(name) else _NO_ROWS,
         )
         for name, buffer in persistent_buffers(model).items()
         if buffer.numel()
@@ -138,6 +148,18 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
         for name, buffer in module.named_buffers(recurse=False)
         if name not in module._non_persistent_buffers_set
     }
+
+
+def _leaders(model: nn.Module) -> dict[str, str]:
+    """For each buffer of a module with parameters, the name of the first of these."""
+    leaders = {}
+    for prefix, module in model.named_modules():
+        path = f"{prefix}." if prefix else ""
+        first = next((name for name, _ in module.named_parameters(recurse=False)), None)
+        if first is not None:
+            for name, _ in module.named_buffers(recurse=False):
+                leaders[path + name] = _plain(path + first)
+    return leaders
 
 
 def optimizer_entries(

@@ -136,7 +136,8 @@ def _entries(
     parameters: Sequence[ShardedParameter],
 ) -> list[Entry]:
     """All that this rank has to fill."""
-    entries = weight_entries(parameters) + buffer_entries(model, first_rank=False, copies=False)
+    entries = weight_entries(parameters)
+    entries += buffer_entries(model, entries, first_rank=False, copies=False)
     if optimizer is not None:
         initialize_state(optimizer, parameters)
         entries += optimizer_entries(optimizer, parameters)

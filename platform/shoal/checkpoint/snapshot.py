@@ -56,7 +56,8 @@ def take_snapshot(
     """
     first = rank == 0
     parameters = held_parameters(model, rank=rank, num_ranks=num_ranks)
-    entries = weight_entries(parameters) + buffer_entries(model, first_rank=first, copies=True)
+    entries = weight_entries(parameters)
+    entries += buffer_entries(model, entries, first_rank=first, copies=True)
     if optimizer is not None:
         entries += optimizer_entries(optimizer, parameters)
     written = [part for entry in entries if (part := entry.written) is not None]

@@ -62,6 +62,11 @@ class OptimizerSettings(Section):
     clip: float | None = Field(default=None, gt=0)
     """Upper bound of the gradient's norm over all parameters; unset does not clip."""
 
+    expert_bias_rate: float | None = Field(default=None, gt=0)
+    """Of models that choose experts with a bias (`dots1`): what an expert's bias rises by in a step
+    that gave it fewer tokens than the mean, and falls by where it had more. Unset leaves biases as
+    they are."""
+
     schedule: ScheduleSettings = ScheduleSettings()
     """The learning rate over steps."""
 

@@ -11,7 +11,7 @@ from shoal.errors import ConfigError
 from shoal.inference.engine import Engine
 from shoal.inference.limits import Limits
 from shoal.inference.memory import available_bytes
-from shoal.inference.model import ServedModel
+from shoal.inference.model import ServedModel, check_served
 from shoal.inference.precision import activation_dtype, resolved_precision
 from shoal.models import DecoderConfig, read_hf_config
 from shoal.models.hf_folder import read_json
@@ -92,6 +92,7 @@ def _checked(values: list[Any], path: Path, vocab_size: int) -> list[int]:
 def limits_of(folder: Path, serve: ServeSettings) -> Limits:
     """What an engine for the model in ``folder`` can take, before its weights are read."""
     config = DecoderConfig.from_hf(read_hf_config(folder))
+    check_served(config)
     if serve.batch.tokens < serve.batch.sequences:
         raise ConfigError(
             "serve.batch.tokens",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from shoal.errors import ConfigError
 from shoal.inference.layer import Place, ServedLayer, Weights
 from shoal.inference.packing import FixedPacking, VendorPacking
 from shoal.inference.precision import Precision, activation_dtype, resolved_precision
@@ -16,6 +17,18 @@ from shoal.models.rotary import rotary_angles
 from shoal.ops import fixed
 from shoal.ops.fixed.certify import Certificate, certify_kernels
 from shoal.ops.fixed_order import HEAD_KINDS, fixed_order
+
+
+def check_served(config: DecoderConfig) -> None:
+    """Raise ``ConfigError`` for a family that has no kernels of fixed order."""
+    if config.experts is not None and config.experts.selection_bias:
+        raise ConfigError(
+            "model.config.model_type",
+            config.model_type,
+            "the engine has no kernels for experts that a bias chooses; this family is for "
+            "training and export",
+            "Serve it with another engine, or serve another family",
+        )
 
 
 class ServedModel:
@@ -33,6 +46,7 @@ class ServedModel:
         batch_invariant: bool = True,
     ) -> None:
         """``batch_invariant=False`` gives the promise up for torch's own products."""
+        check_served(config)
         self.config = config
         self.kind = resolved_precision(precision)
         self.is_batch_invariant = batch_invariant

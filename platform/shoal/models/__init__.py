@@ -2,6 +2,7 @@
 
 from shoal.models.config import DecoderConfig, ExpertsConfig
 from shoal.models.decoder import Carried, Decoder, DecoderOutput
+from shoal.models.experts import Router
 from shoal.models.export import write_hf_folder
 from shoal.models.hf_folder import HFWeights, read_hf_config
 from shoal.models.importing import import_model
@@ -9,7 +10,7 @@ from shoal.models.initialization import InitialWeights, initialize
 from shoal.models.matrices import matrix_rows
 from shoal.models.megatron import MegatronWeights, write_megatron_folder
 from shoal.models.mxfp8 import Bf16Choice, check_quantized_gather, choose_mxfp8
-from shoal.models.names import ExpertLayout, parameter_shapes
+from shoal.models.names import ExpertLayout, parameter_shapes, tensor_shapes
 from shoal.models.part import Part, split_decoder
 from shoal.models.sharding import ShardedUnit, decoder_units, shard_decoder
 from shoal.models.stage import EMBEDDING, DecoderStage
@@ -30,6 +31,7 @@ __all__ = [
     "InitialWeights",
     "MegatronWeights",
     "Part",
+    "Router",
     "ShardedUnit",
     "WeightSource",
     "check_quantized_gather",
@@ -43,6 +45,7 @@ __all__ = [
     "read_hf_config",
     "shard_decoder",
     "split_decoder",
+    "tensor_shapes",
     "whole_tensors",
     "write_hf_folder",
     "write_megatron_folder",

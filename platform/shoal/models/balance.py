@@ -20,19 +20,27 @@ class BalanceLoss:
     def __init__(self) -> None:
         self._visits: list[torch.Tensor] = []
         self._mass: list[torch.Tensor] = []
+        self._loads: list[torch.Tensor] = []
         self._num_layers = 0
 
-    def add(
-        self, visits: torch.Tensor | None, mass: torch.Tensor | None, *, num_layers: int = 1
-    ) -> None:
-        """Take a layer's report, or the sums of ``num_layers`` layers' reports, ``[B, E]`` each.
+    def add(self, visits: torch.Tensor | None, mass: torch.Tensor | None) -> None:
+        """Take a layer's report, ``[B, E]`` each; None comes from a dense layer."""
+        self.carry(visits, mass, num_layers=1)
+        if visits is not None:
+            self._loads.append(visits.long().sum(dim=0))
 
-        None comes from a dense layer.
-        """
+    def carry(
+        self, visits: torch.Tensor | None, mass: torch.Tensor | None, *, num_layers: int
+    ) -> None:
+        """Take the sums of ``num_layers`` layers' reports on an earlier part, ``[B, E]`` each."""
         if visits is not None and mass is not None:
             self._visits.append(visits)
             self._mass.append(mass)
             self._num_layers += num_layers
+
+    def loads(self) -> torch.Tensor | None:
+        """Visits of each expert, ``[L, E]`` int64 for L layers added here; None without any."""
+        return torch.stack(self._loads) if self._loads else None
 
     def sums(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The reports so far added up, ``[B, E]`` each; None without any."""

@@ -25,9 +25,20 @@ class ExpertsConfig:
     normalize_weights: bool
     """Whether the weights of a token's experts are scaled to sum to one."""
     shared_intermediate_size: int | None
-    """Width of the expert that every token visits through a sigmoid gate; None for none."""
+    """Width of the expert that every token visits; None for none."""
+    shared_gate: bool
+    """Whether that one's output passes a sigmoid gate."""
     balance_coefficient: float
     """Weight of the load-balancing loss in training."""
+    selection_bias: bool
+    """Whether scores are sigmoids, and a bias of each expert takes part in the choice alone."""
+    weight_scale: float
+    """What the weights of a token's experts are multiplied by."""
+
+    @property
+    def shared_name(self) -> str:
+        """What the expert that every token visits is called in the layer's MLP."""
+        return "shared_expert" if self.shared_gate else "shared_experts"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +157,15 @@ def _refuse_features(reader: ConfigReader, family: Family) -> None:
         )
     if reader.get("router_jitter_noise"):
         raise reader.error("router_jitter_noise", "router noise is not supported", "Set it to 0")
-    for key in ("attention_bias", "mlp_bias", "clip_qkv"):
+    features = ["attention_bias", "mlp_bias", "clip_qkv"]
+    if family.selection_bias:
+        features.append("router_aux_loss_coef")
+        for key in ("n_group", "topk_group"):
+            if reader.count(key, default=1) != 1:
+                raise reader.error(
+                    key, "choosing groups of experts is not supported", "Set it to 1"
+                )
+    for key in features:
         if key not in family.defaults and reader.get(key):
             raise reader.error(key, "this family has no such feature", "Remove the key")
 
@@ -193,16 +212,17 @@ def _windows(reader: ConfigReader, family: Family, num_layers: int) -> tuple[int
     kind = family.windows
     if kind is Windows.NONE:
         used = False
-    elif kind is Windows.ALL:
+    elif kind in (Windows.ALL, Windows.UPPER_IF_SET):
         used = reader.get("sliding_window") is not None
     else:
         used = reader.flag("use_sliding_window")
     window = reader.count("sliding_window", most=2**31 - 1) if used else None
-    if kind in (Windows.UPPER, Windows.LOWER_EVEN) and used:
+    by_layer = (Windows.UPPER, Windows.UPPER_IF_SET, Windows.LOWER_EVEN)
+    if kind in by_layer and used:
         border = reader.get("max_window_layers")
         if not isinstance(border, int) or border < 0:
             raise reader.error("max_window_layers", "it must be a whole number", "Set it")
-        upper = kind is Windows.UPPER
+        upper = kind is not Windows.LOWER_EVEN
         default = tuple(
             window if (i >= border if upper else i < border and i % 2 == 0) else None
             for i in range(num_layers)
@@ -213,7 +233,7 @@ def _windows(reader: ConfigReader, family: Family, num_layers: int) -> tuple[int
     if types is None:
         return default
     given = _typed_windows(reader, types, window, num_layers)
-    if kind not in (Windows.UPPER, Windows.LOWER_EVEN) and given != default:
+    if kind not in by_layer and given != default:
         raise reader.error("layer_types", "this family's layers are all alike", "Remove the key")
     return given
 
@@ -236,6 +256,9 @@ def _typed_windows(
 def _sparse_layers(reader: ConfigReader, family: Family, num_layers: int) -> tuple[bool, ...]:
     if family.expert_width is None:
         return (False,) * num_layers
+    if family.selection_bias:
+        first = reader.count("first_k_dense_replace", default=0, least=0)
+        return tuple(i >= first for i in range(num_layers))
     if "decoder_sparse_step" not in family.defaults:
         return (True,) * num_layers
     step = reader.count("decoder_sparse_step")
@@ -247,21 +270,27 @@ def _sparse_layers(reader: ConfigReader, family: Family, num_layers: int) -> tup
 
 def _experts(reader: ConfigReader, family: Family) -> ExpertsConfig:
     assert family.expert_width is not None
-    key = "num_experts" if reader.get("num_local_experts") is None else "num_local_experts"
+    key = "n_routed_experts" if family.selection_bias else "num_experts"
+    key = key if reader.get("num_local_experts") is None else "num_local_experts"
     num_experts = reader.count(key, most=2**14)
     per_token = reader.count("num_experts_per_tok")
     if per_token > num_experts:
         raise reader.error(
             "num_experts_per_tok", f"there are only {num_experts} experts", "Take fewer"
         )
-    shared = None
-    if "shared_expert_intermediate_size" in family.defaults:
+    width, shared = reader.count(family.expert_width), None
+    if family.selection_bias:
+        shared = width * reader.count("n_shared_experts", most=2**14)
+    elif "shared_expert_intermediate_size" in family.defaults:
         shared = reader.count("shared_expert_intermediate_size")
     return ExpertsConfig(
         num_experts=num_experts,
         experts_per_token=per_token,
-        intermediate_size=reader.count(family.expert_width),
+        intermediate_size=width,
         normalize_weights=family.always_normalize or reader.flag("norm_topk_prob"),
         shared_intermediate_size=shared,
-        balance_coefficient=reader.number("router_aux_loss_coef"),
+        shared_gate=not family.selection_bias,
+        balance_coefficient=0.0 if family.selection_bias else reader.number("router_aux_loss_coef"),
+        selection_bias=family.selection_bias,
+        weight_scale=reader.number("routed_scaling_factor") if family.selection_bias else 1.0,
     )

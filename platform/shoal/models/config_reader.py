@@ -34,12 +34,12 @@ class ConfigReader:
         """The refusal of a key's value."""
         return ConfigError(f"model.config.{key}", self._values.get(key), problem, remedy)
 
-    def count(self, key: str, default: int | None = None, most: int = 2**24) -> int:
-        """A whole number from 1 to ``most``; ``default`` stands for null."""
+    def count(self, key: str, default: int | None = None, most: int = 2**24, least: int = 1) -> int:
+        """A whole number from ``least`` to ``most``; ``default`` stands for null."""
         value = self._values.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(key, "it must be a whole number of at least 1", f"Set {key}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.error(key, f"it must be a whole number of at least {least}", f"Set {key}")
         if value > most:
             raise self.error(key, f"it must be at most {most:,}", "Use a smaller number")
         return value

@@ -58,7 +58,10 @@ class DecoderOutput(NamedTuple):
     log_probabilities: torch.Tensor | None = None
     """Where asked for: the log-probability of each label, ``[B, S]`` fp32, 0 where it is -100."""
     carried: Carried | None = None
-    """Of a part that is not the last, in the place of everything else."""
+    """Of a part that is not the last, in the place of losses and logits."""
+    loads: torch.Tensor | None = None
+    """Where a bias chooses experts: how many of this rank's tokens visited each, ``[L, E]`` int64
+    for the L sparse layers of this part; None without any."""
 
 
 class _Trunk(nn.Module):
@@ -133,6 +136,10 @@ class Decoder(nn.Module):
             module.use_mxfp8()
 
     @property
+    def _has_biases(self) -> bool:
+        return self.config.experts is not None and self.config.experts.selection_bias
+
+    @property
     def copies(self) -> tuple[nn.Parameter, ...]:
         """The table of a tied head, where it is a part's that the first part's stands for."""
         if self.part.is_first or self.model.embed_tokens is None:
@@ -176,8 +183,10 @@ class Decoder(nn.Module):
         if documents is not None:
             spans = ops.DocumentSpans.of(documents)
         hidden, balance = self._hidden(tokens, positions, spans, carried)
+        loads = balance.loads() if self._has_biases else None
         if self.lm_head is None:
-            return DecoderOutput(None, None, None, carried=self._carry(hidden, balance))
+            carry = self._carry(hidden, balance)
+            return DecoderOutput(None, None, None, carried=carry, loads=loads)
         auxiliary = balance.total(tokens.shape[1], self.context)
         labels = None if labels is None else self._own(labels)
         if labels is None:
@@ -187,7 +196,7 @@ class Decoder(nn.Module):
             each = ops.token_log_probabilities(rows, self.lm_head.weight, targets)
             return DecoderOutput(None, None, auxiliary, each.view_as(labels))
         loss = ops.linear_cross_entropy(hidden.flatten(0, 1), self.lm_head.weight, labels.flatten())
-        return DecoderOutput(None, loss, auxiliary)
+        return DecoderOutput(None, loss, auxiliary, loads=loads)
 
     def _hidden(
         self,
@@ -215,7 +224,7 @@ class Decoder(nn.Module):
             assert carried is not None, "a later part goes on from an earlier one"
             hidden = carried.hidden
             num_reports = sum(config.sparse_layers[: self.part.layers.start])
-            balance.add(carried.visits, carried.mass, num_layers=num_reports)
+            balance.carry(carried.visits, carried.mass, num_layers=num_reports)
         if positions is None:
             positions = torch.arange(length, device=tokens.device).unsqueeze(0)
         angles = (config.rotary, config.head_dim, self._own(positions), hidden.dtype)

@@ -18,16 +18,32 @@ class Router(nn.Module):
     def __init__(self, hidden: int, config: ExpertsConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config
+        self.e_score_correction_bias: torch.Tensor | None
         self.weight = nn.Parameter(torch.empty(config.num_experts, hidden, dtype=dtype))
+        # A buffer, because no gradient changes it; fp32, so that small steps add up.
+        bias = torch.zeros(config.num_experts, dtype=torch.float32)
+        self.register_buffer("e_score_correction_bias", bias if config.selection_bias else None)
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """What takes part in choosing each expert, ``[E]`` fp32; None in families without."""
+        return self.e_score_correction_bias
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """``tokens`` ``[T, H]`` to probabilities ``[T, E]``, choices and their weights ``[T, k]``.
 
         A token's choices come in increasing order of the expert's number.
         """
-        config = self.config
-        return ops.route(
-            tokens, self.weight, config.experts_per_token, normalize=config.normalize_weights
+        config, normalize = self.config, self.config.normalize_weights
+        if self.bias is None:
+            return ops.route(tokens, self.weight, config.experts_per_token, normalize=normalize)
+        return ops.route_with_bias(
+            tokens,
+            self.weight,
+            self.bias,
+            config.experts_per_token,
+            normalize=normalize,
+            scale=config.weight_scale,
         )
 
 
@@ -92,9 +108,14 @@ class SparseMLP(nn.Module):
         self.num_experts = config.num_experts
         self.gate = Router(hidden, config, dtype)
         self.experts = Experts(hidden, config, dtype)
-        shared = config.shared_intermediate_size
-        self.shared_expert = None if shared is None else MLP(hidden, shared, dtype)
-        self.shared_expert_gate = None if shared is None else Linear(hidden, 1, dtype, bias=False)
+        self.shared_expert: MLP | None = None
+        self.shared_expert_gate: Linear | None = None
+        self.shared_experts: MLP | None = None
+        if config.shared_intermediate_size is not None:
+            shared = MLP(hidden, config.shared_intermediate_size, dtype)
+            setattr(self, config.shared_name, shared)
+            if config.shared_gate:
+                self.shared_expert_gate = Linear(hidden, 1, dtype, bias=False)
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """``[B, S, H]`` to the same, with what the load-balancing loss needs.
@@ -108,6 +129,8 @@ class SparseMLP(nn.Module):
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             shared = self.shared_expert(tokens)
             output = ops.add_shared_expert(output, shared, tokens, self.shared_expert_gate.weight)
+        elif self.shared_experts is not None:
+            output = output + self.shared_experts(tokens)
         visits = probabilities.new_zeros(hidden.shape[0], self.num_experts)
         visited = choices.view(hidden.shape[0], -1)
         visits.scatter_add_(1, visited, visits.new_ones(()).expand_as(visited))

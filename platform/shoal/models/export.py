@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from shoal.errors import ConfigError, WorkError
 from shoal.models.config import DecoderConfig
 from shoal.models.hf_folder import CONFIG, INDEX, SINGLE
-from shoal.models.names import ExpertLayout, file_layout, parameter_shapes
+from shoal.models.names import EXPERT_BIAS, ExpertLayout, file_layout, tensor_shapes
 
 MAX_SHARD_BYTES = 5 * 10**9
 
@@ -62,10 +62,11 @@ def write_hf_folder(
     ``add_files`` is called with the unfinished folder to add more files.
 
     ``tensors`` gives every parameter of the decoder once and whole, by its canonical name, in any
-    order; they are written in ``dtype``, or each in its own where that is unset, a file at a time,
-    so that never more than ``max_shard_bytes`` and one parameter are held. Raises ``ConfigError``
-    if ``out`` has content already or ``dtype`` is no float of at least 16 bits, and ``WorkError``
-    for a parameter that is absent, repeated, unknown or wrongly shaped and for a disk without room.
+    order, biases that choose experts included. Those are written in fp32, all others in ``dtype``,
+    or each in its own where that is unset, a file at a time, so that never more than
+    ``max_shard_bytes`` and one parameter are held. Raises ``ConfigError`` if ``out`` has content
+    already or ``dtype`` is no float of at least 16 bits, and ``WorkError`` for a parameter that is
+    absent, repeated, unknown or wrongly shaped and for a disk without room.
     """
     if dtype is not None and dtype not in _DTYPE_NAMES:
         raise ConfigError("dtype", str(dtype), "files hold floats only", "Take fp32, bf16 or fp16")
@@ -143,7 +144,7 @@ class _Writer:
         self._folder = folder
         self._dtype = dtype
         self._max_shard_bytes = max_shard_bytes
-        self._shapes = parameter_shapes(config)
+        self._shapes = tensor_shapes(config)
         self._pieces = file_layout(config, self._shapes, layout)
         self._waiting = set(self._shapes)
         self._pending: dict[str, torch.Tensor] = {}
@@ -157,7 +158,10 @@ class _Writer:
         self._check(name, tensor)
         self._waiting.remove(name)
         dtype = self._dtype or tensor.dtype
-        self._main_dtype = self._main_dtype or dtype
+        if name.endswith(EXPERT_BIAS):
+            dtype = torch.float32  # its steps are too small for less
+        else:
+            self._main_dtype = self._main_dtype or dtype
         for piece in self._pieces[name]:
             part = tensor[piece.row_start : piece.row_start + piece.num_rows]
             # A copy: the file format takes no tensors that share memory.

@@ -47,6 +47,8 @@ class Windows(Enum):
     """Every layer, if ``use_sliding_window`` says so."""
     UPPER = "upper"
     """Layers from ``max_window_layers`` up, if ``use_sliding_window`` says so."""
+    UPPER_IF_SET = "upper_if_set"
+    """Layers from ``max_window_layers`` up, if ``sliding_window`` is set."""
     LOWER_EVEN = "lower_even"
     """Layers 0, 2, ... below ``max_window_layers``, likewise (Qwen2-MoE)."""
 
@@ -70,6 +72,10 @@ class Family:
 
     always_normalize: bool = False
     """Whether the chosen experts' weights always sum to one, without a ``norm_topk_prob`` key."""
+
+    selection_bias: bool = False
+    """Whether experts are chosen by sigmoids and a bias, as in DeepSeek-V3, and share a token with
+    experts that every token visits."""
 
 
 def _defaults(**own: Any) -> Mapping[str, Any]:
@@ -241,6 +247,36 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 num_experts=64,
                 norm_topk_prob=False,
                 router_aux_loss_coef=0.01,
+            ),
+        ),
+        "dots1": Family(
+            architecture="Dots1ForCausalLM",
+            biases=Biases.CONFIGURED,
+            query_key_norm=QueryKeyNorm.HEAD,
+            windows=Windows.UPPER_IF_SET,
+            expert_width="moe_intermediate_size",
+            selection_bias=True,
+            defaults=_defaults(
+                vocab_size=152_064,
+                hidden_size=4608,
+                intermediate_size=10_944,
+                num_hidden_layers=62,
+                num_attention_heads=32,
+                num_key_value_heads=32,
+                max_position_embeddings=2048,
+                sliding_window=4096,
+                max_window_layers=62,
+                layer_types=None,
+                attention_bias=False,
+                moe_intermediate_size=1408,
+                first_k_dense_replace=0,
+                n_shared_experts=None,
+                n_routed_experts=None,
+                num_experts_per_tok=None,
+                n_group=1,
+                topk_group=1,
+                norm_topk_prob=False,
+                routed_scaling_factor=1.0,
             ),
         ),
     }

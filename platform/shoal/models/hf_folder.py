@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from shoal.errors import ConfigError, WorkError
 from shoal.models.config import DecoderConfig
-from shoal.models.names import Piece, file_layout, found_layout, parameter_shapes
+from shoal.models.names import Piece, file_layout, found_layout, tensor_shapes
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -68,7 +68,7 @@ class HFWeights:
         """``config`` is read from the folder where unset."""
         self._folder = Path(folder)
         self.config = DecoderConfig.from_hf(read_hf_config(folder)) if config is None else config
-        self._shapes = parameter_shapes(self.config)
+        self._shapes = tensor_shapes(self.config)
         self._files = _open_files(self._folder)
         for name in [name for name in self._files if name.endswith(_CONSTANTS)]:
             del self._files[name]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from shoal.models.decoder import Decoder
-from shoal.models.names import parameter_shapes
+from shoal.models.names import EXPERT_BIAS, tensor_shapes
 from shoal.models.stage import DecoderStage
 from shoal.models.weights import load_weights
 
@@ -41,7 +41,7 @@ class InitialWeights:
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Rows ``start`` to ``stop``, fp32."""
         shape = (stop - start, *self._shapes[name][1:])
-        if name.endswith(".bias"):
+        if name.endswith((".bias", EXPERT_BIAS)):
             return torch.zeros(shape)
         if len(shape) == 1:
             return torch.ones(shape)
@@ -57,7 +57,7 @@ class InitialWeights:
 def initialize(decoder: Decoder | DecoderStage, seed: int) -> None:
     """Fill a plain or sharded decoder with the initial weights of ``seed``, in [0, 2**63)."""
     config = decoder.config
-    source = InitialWeights(parameter_shapes(config), seed, config.initializer_range)
+    source = InitialWeights(tensor_shapes(config), seed, config.initializer_range)
     load_weights(decoder, source)
 
 

@@ -64,7 +64,8 @@ def layer_matrices(config: DecoderConfig, layer: int) -> Iterator[Matrix]:
     yield Matrix(name=f"{path}.gate_up_proj", rows=2 * width, columns=hidden)
     yield Matrix(name=f"{path}.down_proj", rows=hidden, columns=width)
     if experts.shared_intermediate_size is not None:
-        yield from _mlp(f"{prefix}.mlp.shared_expert", hidden, experts.shared_intermediate_size)
+        shared = f"{prefix}.mlp.{experts.shared_name}"
+        yield from _mlp(shared, hidden, experts.shared_intermediate_size)
 
 
 def _mlp(path: str, hidden: int, width: int) -> Iterator[Matrix]:

@@ -22,6 +22,9 @@ from shoal.models.decoder import Decoder
 from shoal.models.part import Part
 
 _EXPERTS = re.compile(r"(model\.layers\.\d+)\.mlp\.experts\.(gate_up_proj|down_proj)")
+EXPERT_BIAS = ".mlp.gate.e_score_correction_bias"
+"""How the names of biases that choose experts end; they are fp32 everywhere."""
+
 _ROUTER = re.compile(r"(model\.layers\.\d+)\.mlp\.gate\.weight")
 
 
@@ -56,6 +59,14 @@ def parameter_shapes(config: DecoderConfig, part: Part | None = None) -> dict[st
     with torch.device("meta"):
         decoder = Decoder(config, torch.float32, part=part)
     return {name: parameter.shape for name, parameter in decoder.named_parameters()}
+
+
+def tensor_shapes(config: DecoderConfig) -> dict[str, torch.Size]:
+    """Shape of everything that a file of the decoder holds: parameters, then experts' biases."""
+    with torch.device("meta"):
+        decoder = Decoder(config, torch.float32)
+    biases = {name: buffer.shape for name, buffer in decoder.named_buffers()}
+    return parameter_shapes(config) | biases
 
 
 def pieces_of(name: str, config: DecoderConfig, layout: ExpertLayout) -> tuple[Piece, ...] | None:

@@ -30,7 +30,7 @@ from shoal.fsdp import (
 )
 from shoal.models.config import DecoderConfig
 from shoal.models.decoder import Decoder
-from shoal.models.experts import Experts
+from shoal.models.experts import Experts, Router
 from shoal.models.mxfp8 import check_quantized_gather
 from shoal.models.part import Part
 from shoal.parallel.expert import ExpertExchange
@@ -79,6 +79,7 @@ def shard_decoder(
     matrices that cannot travel in MXFP8.
     """
     share = _share_experts(decoder, meshes, torch.device(device), communicators)
+    _place_biases(decoder, torch.device(device))
     quantized = []
     if quantized_gather:
         check_quantized_gather(decoder.config, decoder.mxfp8)
@@ -97,6 +98,15 @@ def shard_decoder(
                 recomputed=decoder.recompute == "layer" and bool(unit.path),
             )
     return context
+
+
+def _place_biases(decoder: Decoder, device: torch.device) -> None:
+    """Give the biases that choose experts memory: every rank has all of them."""
+    for module in decoder.modules():
+        if isinstance(module, Router) and module.bias is not None:
+            bias = module.bias
+            placed = torch.zeros_like(bias, device=device) if bias.is_meta else bias.to(device)
+            module.e_score_correction_bias = placed
 
 
 def _share_experts(

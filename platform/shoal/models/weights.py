@@ -10,7 +10,7 @@ from torch import nn
 from shoal.errors import ConfigError
 from shoal.fsdp import ShardedParameter, is_sharded, sharded_parameters, sync_weights
 from shoal.models.decoder import Decoder
-from shoal.models.names import parameter_shapes
+from shoal.models.names import tensor_shapes
 from shoal.models.stage import DecoderStage
 from shoal.models.weight_source import WeightSource
 
@@ -26,10 +26,12 @@ def load_weights(model: Decoder | DecoderStage, source: WeightSource) -> None:
     """
     sharded = is_sharded(model)
     parameters = sharded_parameters(model) if sharded else tuple(_plain_parameters(model))
-    _check(parameter_shapes(model.config), source.shapes())
+    _check(tensor_shapes(model.config), source.shapes())
     with torch.no_grad():
         for parameter in parameters:
-            _fill(parameter, source)
+            _fill(parameter.name, parameter.local, parameter.row_start, source)
+        for name, buffer in model.named_buffers():
+            _fill(name, buffer, 0, source)
     if sharded:
         sync_weights(model)
 
@@ -76,8 +78,7 @@ def _remedy(missing: list[str]) -> str:
     return "Take a complete folder of weights and the config that belongs to it"
 
 
-def _fill(parameter: ShardedParameter, source: WeightSource) -> None:
-    local = parameter.local
+def _fill(name: str, local: torch.Tensor, first: int, source: WeightSource) -> None:
     num_rows = local.shape[0]
     if num_rows == 0:
         return
@@ -85,5 +86,4 @@ def _fill(parameter: ShardedParameter, source: WeightSource) -> None:
     step = max(_CHUNK_BYTES // row_bytes, 1)
     for start in range(0, num_rows, step):
         stop = min(start + step, num_rows)
-        first = parameter.row_start
-        local[start:stop].copy_(source.rows(parameter.name, first + start, first + stop))
+        local[start:stop].copy_(source.rows(name, first + start, first + stop))

@@ -11,6 +11,7 @@ from shoal.ops.experts import (
     GroupedProduct,
     add_shared_expert,
     route,
+    route_with_bias,
     run_experts,
     visit_experts,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "rms_norm",
     "rotate",
     "route",
+    "route_with_bias",
     "run_experts",
     "swiglu",
     "token_log_probabilities",

@@ -12,6 +12,9 @@ from shoal.ops.replaceable import replaceable
 from shoal.ops.routing import ExpertGroups, combine, dispatch
 from shoal.ops.swiglu import swiglu
 
+_NO_SCORE = 1e-20
+"""Added to a sum of scores that may all be zero."""
+
 GroupedProduct = Callable[[torch.Tensor, torch.Tensor, Sequence[int]], torch.Tensor]
 """``grouped_linear``, or the same in another arithmetic."""
 
@@ -33,6 +36,33 @@ def route(
     if normalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     return probabilities, choices, weights
+
+
+@replaceable
+def route_with_bias(
+    tokens: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    experts_per_token: int,
+    *,
+    normalize: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As ``route``, by sigmoids: an expert's ``bias`` ``[E]`` counts for the choice alone.
+
+    A token's experts are those of the largest sums of score and bias; their weights are the scores,
+    scaled to a sum of one by ``normalize``, times ``scale``. The probabilities are all scores
+    scaled likewise, without a gradient: nothing is learned from them. Source: DeepSeek-AI,
+    "DeepSeek-V3 Technical Report", https://arxiv.org/abs/2412.19437, equations 13 to 16.
+    """
+    scores = linear(tokens.float(), weight.float()).sigmoid()
+    top = (scores.detach() + bias).topk(experts_per_token, dim=-1).indices
+    choices = top.sort(dim=-1).values
+    weights = scores.gather(1, choices)
+    if normalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + _NO_SCORE)
+    probabilities = scores.detach() / (scores.detach().sum(dim=-1, keepdim=True) + _NO_SCORE)
+    return probabilities, choices, weights * scale
 
 
 @replaceable

@@ -111,6 +111,18 @@ class FixedOrder:
         choices, weights = fixed.route(scores, experts_per_token, normalize=normalize)
         return scores.softmax(dim=-1), choices, weights
 
+    def route_with_bias(
+        self,
+        tokens: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        experts_per_token: int,
+        *,
+        normalize: bool,
+        scale: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        raise ValueError("there are no kernels of fixed order for experts chosen with a bias")
+
     def visit_experts(
         self,
         tokens: torch.Tensor,

@@ -10,7 +10,8 @@ width W a token::
     dense MLP            eH + 4eI
     mixture of experts   4H + 4E + 36k + 2ekH + 4ekW; a shared expert of width S: 2eH + 4eS + e,
                          where in fp32 its input is the router's and counts once; experts shared
-                         by several ranks: 16k, with the rows of as many tokens as a rank has
+                         by several ranks: 16k, with the rows of as many tokens as a rank has;
+                         one without a gate: eH + e less; sigmoids scaled to one: 4k + 4
     layer                two norms of width H, attention, MLP
 
 The masks of sliding windows and of packed documents, and what depends on the vocabulary, come on
@@ -127,7 +128,10 @@ def _experts(experts: ExpertsConfig, hidden: int, kernels: Kernels) -> int:
     kept += 2 * e * k * hidden + 4 * e * k * experts.intermediate_size
     if kernels.shared_experts:
         kept += 2 * k * INDEX_BYTES
+    if experts.selection_bias and experts.normalize_weights:
+        kept += FP32_BYTES * (k + 1)
     if experts.shared_intermediate_size is not None:
-        inputs = 1 if e == FP32_BYTES else 2
-        kept += inputs * e * hidden + 4 * e * experts.shared_intermediate_size + e
+        is_input_kept = e != FP32_BYTES
+        kept += e * (is_input_kept * hidden + 4 * experts.shared_intermediate_size)
+        kept += experts.shared_gate * e * (hidden + 1)
     return kept

@@ -249,6 +249,17 @@ def _optimizer(facts: Facts) -> Iterator[ConfigError]:
         yield ConfigError("precision.moments", moments, problem, remedy)
 
 
+def _expert_bias(facts: Facts) -> Iterator[ConfigError]:
+    rate, decoder = facts.config.optimizer.expert_bias_rate, facts.decoder
+    if rate is None or decoder is None:
+        return
+    if decoder.experts is None or not decoder.experts.selection_bias:
+        problem = f"no bias takes part in choosing experts of this {decoder.model_type} model"
+        remedy = "Leave it out; model.config.router_aux_loss_coef balances by a loss"
+        remedy = "Leave it out" if decoder.experts is None else remedy
+        yield ConfigError("optimizer.expert_bias_rate", rate, problem, remedy)
+
+
 def _resume(facts: Facts) -> Iterator[ConfigError]:
     resume = facts.config.checkpoint.resume
     if resume in RESUME_WORDS:
@@ -276,6 +287,7 @@ RULES: tuple[Callable[[Facts], Iterator[ConfigError]], ...] = (
     _precision,
     _kept_in_bf16,
     _optimizer,
+    _expert_bias,
     _resume,
 )
 """Every rule besides those of the model's config and of the topology."""

@@ -22,8 +22,8 @@ from shoal.plan.messages import boundary_sizes, stage_messages, tied_message
 from shoal.plan.moments import Moment, PartMemory
 from shoal.plan.mxfp8 import Scratch
 from shoal.plan.precision import Precision
-from shoal.plan.traffic import Traffic, expert_traffic, step_traffic
-from shoal.topology import Topology
+from shoal.plan.traffic import Traffic, expert_traffic, load_traffic, step_traffic
+from shoal.topology import Axis, Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +108,7 @@ class StagePlan:
         """All of it that does not depend on how parameters are sharded."""
         yield from self.context.traffic()
         yield from self._expert_traffic()
+        yield from self._load_traffic()
         if self.stages.num_stages > 1:
             sizes = self._boundary(self.context.mean_tokens)
             microbatches = self.batches.num_microbatches
@@ -116,8 +117,7 @@ class StagePlan:
     def _expert_traffic(self) -> tuple[Traffic, ...]:
         """What tokens that visit the experts of other ranks add."""
         experts, degree = self.decoder.experts, self.topology.expert
-        layers = [layer for part in self.parts for layer in part.layers]
-        num_sparse = sum(self.decoder.sparse_layers[layer] for layer in layers)
+        num_sparse = self._num_sparse
         if experts is None or degree == 1 or num_sparse == 0:
             return ()
         row = experts.experts_per_token * self._row_bytes
@@ -129,6 +129,20 @@ class StagePlan:
             row_bytes=self.context.mean_tokens * row,
             recompute=self.recompute,
         )
+
+    def _load_traffic(self) -> Iterator[Traffic]:
+        """What updates of experts' biases add."""
+        experts = self.decoder.experts
+        if experts is not None and self.optimizer.expert_bias_rate is not None:
+            sizes = {axis: self.topology.size(axis) for axis in (Axis.INNER, Axis.OUTER)}
+            num_loads = self._num_sparse * experts.num_experts
+            yield from load_traffic(stage=self.stage, sizes=sizes, num_loads=num_loads)
+
+    @property
+    def _num_sparse(self) -> int:
+        """Sparse layers of the stage."""
+        layers = (layer for part in self.parts for layer in part.layers)
+        return sum(self.decoder.sparse_layers[layer] for layer in layers)
 
     def _memory_of(self, part: Part, groups: tuple[Group, ...]) -> PartMemory:
         experts = 0

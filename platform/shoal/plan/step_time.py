@@ -250,12 +250,13 @@ class _Stage:
         return hops * max(seconds) / microbatches + max(sum(seconds) - working, 0.0)
 
     def _update(self) -> float:
-        """Weights and moments are read and written, gradients read; Muon's updates travel."""
+        """Weights and moments are read and written, gradients read; Muon's updates travel, and
+        what experts' biases follow."""
         groups, precision = counted(self._stage.every_group), self._layout.precision
         held = sum(n * group.run(group.placements.optimizer) for group, n in groups)
         per_element = 2 * precision.main_weights.itemsize + precision.main_gradients.itemsize
         optimizer = self._layout.config.optimizer
         num_moments = {"adamw": 2, "muon": 1, "sgd": int(bool(optimizer.momentum))}[optimizer.kind]
         per_element += 2 * num_moments * precision.moments.itemsize
-        travel = self._sum(lambda stream: stream.what == "updates")
+        travel = self._sum(lambda stream: stream.what in ("updates", "loads of experts"))
         return held * per_element / self._rates.memory_bytes_per_s + travel

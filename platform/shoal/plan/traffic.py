@@ -6,7 +6,8 @@ are reduced after each microbatch as far as they rest in parts, and the rest of 
 brings the updates of matrices together, and what it makes of them back, once a step.
 Where ranks share experts, every visit of a layer's tokens to them takes one small all-gather of
 counts, and an all-to-all there and one back; backward takes both ways again, and recomputation
-repeats the forward. The few scalars of the loss and of the gradient's norm are left out.
+repeats the forward. Where biases of experts are updated, their tokens are added up over the ranks
+of a stage, once a step. The few scalars of the loss and of the gradient's norm are left out.
 
 Between stages each microbatch sends what a chunk made to the next one, and the gradient back; the
 table of a tied head costs one message of gradients each way.
@@ -33,6 +34,7 @@ What = Literal[
     "keys and values",
     "gradients of keys and values",
     "visits of experts",
+    "loads of experts",
     "tokens",
     "counts",
 ]
@@ -40,7 +42,7 @@ What = Literal[
 When = Literal["each microbatch", "once a step"]
 
 COUNT_BYTES = 8
-"""Of the number of rows for one expert."""
+"""Of the number of rows, or of tokens, for one expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,22 @@ def expert_traffic(
             payload_bytes=math.ceil(ways * row_bytes),
         ),
     )
+
+
+def load_traffic(*, stage: int, sizes: dict[Axis, int], num_loads: int) -> Iterator[Traffic]:
+    """What adds up ``num_loads`` numbers of tokens over axes of ``sizes`` ranks, once a step."""
+    for axis, size in sizes.items():
+        if size > 1 and num_loads:
+            stream = Stream(
+                stage=stage,
+                layers="dense",
+                what="loads of experts",
+                deed="all_reduce",
+                axis=axis.value,
+                group_size=size,
+                when="once a step",
+            )
+            yield Traffic(stream=stream, count=1, payload_bytes=num_loads * COUNT_BYTES)
 
 
 def _expert_stream(stage: int, what: What, deed: Deed, degree: int) -> Stream:

@@ -84,11 +84,16 @@ def build_model(
     if topology.pipeline > 1:
         links = Links(topology, stages, device, ledger=ledger)
         everyone = communicators(topology.process_group(Axis.PIPELINE), device)
+    holders: list[Communicator] = []
+    if config.optimizer.expert_bias_rate is not None:
+        axes = [axis for axis in (Axis.INNER, Axis.OUTER) if topology.size(axis) > 1]
+        holders = [communicators(meshes.dense.get_group(axis.value), device) for axis in axes]
     return Passes(
         model=model,
         contexts=tuple(contexts),
         pipeline=Pipeline(stages, stage, links),
         everyone=everyone,
+        holders=tuple(holders),
     )
 
 

@@ -22,6 +22,18 @@ from shoal.training.microbatch import Microbatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What the passes of one step gave on this rank, besides gradients."""
+
+    outputs: list[DecoderOutput]
+    """The losses of each microbatch on the last stage, nothing on others."""
+
+    loads: torch.Tensor | None
+    """Where a bias chooses experts: ``[L, E]`` int64, how many of this rank's tokens visited each
+    expert of the L sparse layers here; None without any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
     """This rank's parts of the model, and what takes microbatches through them."""
 
@@ -37,16 +49,16 @@ class Passes:
     everyone: Communicator | None
     """The ranks at this rank's place in every stage; None where there is one stage."""
 
+    holders: tuple[Communicator, ...] = ()
+    """Axes that together join the ranks of this stage, where biases of experts are updated."""
+
     @property
     def device(self) -> torch.device:
         """Where the parts live."""
         return self.contexts[0].device
 
-    def run(self, microbatches: Sequence[Microbatch], weights: StepWeights) -> list[DecoderOutput]:
-        """Make the gradients of this rank's microbatches; every rank calls it.
-
-        Returns the losses of each microbatch on the last stage, nothing on others.
-        """
+    def run(self, microbatches: Sequence[Microbatch], weights: StepWeights) -> Ran:
+        """Make the gradients of this rank's microbatches; every rank calls it."""
         outputs: list[DecoderOutput] = []
         numbers = self.pipeline.stages.chunks_of(self.pipeline.stage)
         chunks = {
@@ -55,7 +67,8 @@ class Passes:
         }
         self.pipeline.run(chunks, len(microbatches))
         self.pipeline.add_up(self._on_both_ends())
-        return outputs
+        loads = [chunk.loads for chunk in chunks.values() if chunk.loads is not None]
+        return Ran(outputs=outputs, loads=torch.cat(loads) if loads else None)
 
     def norm(self, clip: float | None) -> torch.Tensor:
         """Norm of the whole model's gradients before they are clipped; every rank calls it."""
@@ -84,6 +97,8 @@ class _Chunk:
     ) -> None:
         """``outputs`` takes the losses that it makes."""
         self.context = context
+        self.loads: torch.Tensor | None = None
+        """Visits of its layers' experts so far."""
         self._part = part
         self._microbatches = microbatches
         self._weights = weights
@@ -105,6 +120,8 @@ class _Chunk:
             labels=batch.labels,
             carried=Carried(*received) if received else None,
         )
+        if output.loads is not None:
+            self.loads = output.loads if self.loads is None else self.loads + output.loads
         if output.carried is not None:
             return tuple(tensor for tensor in output.carried if tensor is not None)
         assert output.loss_sum is not None

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from shoal.config import GuardSettings, OptimizerSettings
 from shoal.data import Batch
+from shoal.training.expert_bias import BiasUpdate
 from shoal.training.guard import Guard
 from shoal.training.loss import StepWeights
 from shoal.training.metrics import StepMetrics
@@ -78,6 +79,7 @@ class Stepper:
         self._most = torch.full((), torch.inf, dtype=torch.float64, device=passes.device)
         self._rate = LearningRate(settings=settings, num_steps=num_steps)
         config = passes.model.config
+        self._biases = BiasUpdate.of(passes.model, settings.expert_bias_rate, passes.holders)
         self._is_sparse = any(config.sparse_layers)
         experts = config.experts
         self._coefficient = experts.balance_coefficient if experts is not None else 0.0
@@ -119,7 +121,8 @@ class Stepper:
         """The step itself: nothing in it depends on a number that the host reads from the device.
 
         Where the guard will refuse the loss or the gradient, a flag makes the optimizer leave
-        weights and moments as they are. The learning rate is that of the optimizer's groups.
+        weights and moments as they are, and biases of experts stay too. The learning rate is that
+        of the optimizer's groups.
         """
         passes, optimizer = self._passes, self._optimizer
         weights = StepWeights.count(
@@ -128,13 +131,16 @@ class Stepper:
             num_ranks=dist.get_world_size() // passes.pipeline.stages.num_stages,
             coefficient=self._coefficient,
         )
-        outputs = passes.run(microbatches, weights)
-        losses = weights.mean_losses(outputs)
+        ran = passes.run(microbatches, weights)
+        losses = weights.mean_losses(ran.outputs)
         norm = passes.norm(self._clip)
         is_good = losses.sum().isfinite() & norm.isfinite() & (losses[0] <= self._most)
         with skipping(optimizer, ~is_good):
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if self._biases is not None:
+            assert ran.loads is not None
+            self._biases.apply(ran.loads, is_good)
         return Outcome(losses=losses, norm=norm, weights=weights)
 
 

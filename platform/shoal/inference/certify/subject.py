@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.inference.model import ServedModel
+from shoal.inference.model import ServedModel, check_served
 from shoal.inference.precision import Precision, activation_dtype, resolved_precision
 from shoal.models import Decoder, HFWeights, load_weights
 
@@ -23,8 +23,9 @@ class Subject:
         return ServedModel.load(self.folder, self.precision)
 
     def load_decoder(self) -> Decoder:
-        """The model as the trainer computes it."""
+        """The model as the trainer computes it; raises ``ConfigError`` as ``load_model`` does."""
         weights = HFWeights(self.folder)
+        check_served(weights.config)
         decoder = Decoder(weights.config, activation_dtype(resolved_precision(self.precision)))
         load_weights(decoder, weights)
         return decoder.eval()
