@@ -46,13 +46,13 @@ def _live(folder: str, mistake: str, parent: Connection) -> None:
         stranger = await actor.submit([_submission("nobody")])
         stream = actor.outputs("a")
         hello = await anext(stream)
-        permits = _hold_up(actor)
+        gate = _Gate(actor)
         taken = await actor.submit([_submission()])
-        permits.release()
+        gate.permits.release()
         first = await anext(stream)
         pulse = await actor.pulse()
         _engine(actor).step = {"raises": _raise, "hangs": _hang}[mistake]
-        permits.release()
+        gate.permits.release()
         return {
             "after leaving": after_leaving,
             "stranger": str(stranger),
@@ -72,21 +72,30 @@ def _engine(actor: EngineActor) -> Any:
     return actor._loop._engine
 
 
-def _hold_up(actor: EngineActor) -> threading.Semaphore:
-    """Have each step of the engine wait for a permit."""
-    permits, step = threading.Semaphore(0), _engine(actor).step
-    _engine(actor).step = lambda: permits.acquire() and step()
-    return permits
+class _Gate:
+    """Has each step of the engine wait for a permit."""
+
+    def __init__(self, actor: EngineActor) -> None:
+        self.permits = threading.Semaphore(0)
+        self.arrived = threading.Event()
+        self._step = _engine(actor).step
+        _engine(actor).step = self._wait
+
+    def _wait(self) -> Any:
+        self.arrived.set()
+        self.permits.acquire()
+        return self._step()
 
 
 async def _leave(actor: EngineActor) -> tuple[int, int, int]:
     """Close a stream whose request is computed: running, cancelled and steps after one step."""
-    step, permits = _engine(actor).step, _hold_up(actor)
+    step, gate = _engine(actor).step, _Gate(actor)
     stream = actor.outputs("leaving")
     await anext(stream)
     await actor.submit([_submission("leaving", "left")])
+    assert await asyncio.to_thread(gate.arrived.wait, DEADLINE_S)
     await stream.aclose()  # type: ignore[attr-defined]
-    permits.release()
+    gate.permits.release()
     for _ in range(2000):
         await asyncio.sleep(0.005)
         stats = (await actor.pulse()).stats

@@ -50,6 +50,12 @@ def shoal_here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
+def complaints(result: subprocess.CompletedProcess[str]) -> list[str]:
+    """The lines on stderr but for the one that says what a cold machine does first."""
+    lines: list[str] = result.stderr.splitlines()
+    return [line for line in lines if not line.startswith("compiling the kernels")]
+
+
 def write_config(folder: Path, **extra: str) -> Path:
     """A small valid configuration, with more top-level keys as YAML text."""
     (folder / "corpus").write_text("A few words.", encoding="utf-8")
