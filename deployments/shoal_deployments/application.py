@@ -58,8 +58,3 @@ def build_application(config: ServeConfig) -> serve.Application:
         logging_config=LoggingConfig(enable_access_log=False),
     )
     return deployment.bind(config)
-
-
-def num_cpus(config: ServeConfig) -> int:
-    """CPUs that the application reserves."""
-    return config.serve.replicas * config.serve.threads + config.serve.num_frontends

@@ -6,34 +6,9 @@ import os
 
 from ray import serve
 
-from shoal.config import ServeConfig, ServeSettings
+from shoal.config import ServeConfig
 from shoal.errors import ConfigError
 from shoal_actors.driver import Cluster
-from shoal_deployments.application import num_cpus
-
-PROCESS_BYTES = 256 * 2**20
-"""Less than any process of ours takes: Python with torch and Ray alone."""
-
-
-def check_machine(settings: ServeSettings, num_cpus: int, free_bytes: int) -> None:
-    """Refuse what this machine, on which all processes are to run, cannot bear: ConfigError."""
-    if settings.threads > num_cpus:
-        raise ConfigError(
-            "serve.threads",
-            settings.threads,
-            f"this machine has {num_cpus} CPUs",
-            f"Use at most {num_cpus}",
-        )
-    count, most = settings.replicas + settings.num_frontends, free_bytes // PROCESS_BYTES
-    if count > most:
-        by_replicas = settings.frontends is None
-        raise ConfigError(
-            "serve.replicas" if by_replicas else "serve.frontends",
-            settings.replicas if by_replicas else settings.frontends,
-            f"{settings.replicas} engines and {settings.num_frontends} frontends are {count} "
-            f"processes, and {free_bytes:,} bytes are free",
-            f"Use {most} at most, engines and frontends together",
-        )
 
 
 def check_places(config: ServeConfig, cluster: Cluster) -> None:
@@ -48,12 +23,12 @@ def check_places(config: ServeConfig, cluster: Cluster) -> None:
             "cannot grow further",
             f"Use at most {places}" if places else "Lower serve.threads",
         )
-    if (cpus := cluster.num_places(frontend)) < num_cpus(config):
+    if (cpus := cluster.num_places(frontend)) < settings.num_cpus:
         raise ConfigError(
             "serve.frontends",
             settings.num_frontends,
             f"with {settings.replicas} engines of {settings.threads} CPUs each they take "
-            f"{num_cpus(config)} CPUs, and the cluster has {cpus}",
+            f"{settings.num_cpus} CPUs, and the cluster has {cpus}",
             "Lower one of serve.frontends, serve.replicas and serve.threads",
         )
 

@@ -17,14 +17,7 @@ from rich.console import Console
 from shoal.config import ServeConfig
 from shoal.errors import WorkError
 from shoal.inference.journal import journal_folder
-from shoal.inference.loading import (
-    check_cache,
-    end_of_text_ids,
-    limits_of,
-    served_tokenizer,
-)
-from shoal.inference.memory import available_bytes
-from shoal.models import HFWeights
+from shoal.inference.refusals import Host, check_serving
 from shoal_actors.driver import (
     Cluster,
     Terminated,
@@ -33,9 +26,9 @@ from shoal_actors.driver import (
     open_cluster,
     sigterm_raises,
 )
-from shoal_deployments.application import build_application, num_cpus
+from shoal_deployments.application import build_application
 from shoal_deployments.auth import ApiKeys
-from shoal_deployments.checks import check_machine, check_places, check_unserved
+from shoal_deployments.checks import check_places, check_unserved
 from shoal_deployments.ports import free_port, kept_port
 
 APP = "shoal"
@@ -52,12 +45,7 @@ def run(config: ServeConfig) -> int:
     Raises ConfigError for what cannot work, before Ray is started; WorkError where an engine
     cannot be started or the application ends.
     """
-    HFWeights(config.folder)
-    limits_of(config.folder, config.serve)
-    end_of_text_ids(config.folder, served_tokenizer(config.folder))
-    if not is_elsewhere():
-        check_machine(config.serve, len(os.sched_getaffinity(0)), available_bytes())
-        check_cache(config.folder, config.serve, config.serve.replicas)
+    check_serving(config, None if is_elsewhere() else Host.here())
     ApiKeys.read(config.serve.auth)
     if config.serve.journal.dir is not None:
         for place in range(config.serve.replicas):
@@ -75,7 +63,7 @@ def run(config: ServeConfig) -> int:
         _say(console, f"{config.served_name}: {counts}")
         with (
             kept_port(settings.host, port) if _shares_port() else nullcontext(),
-            open_cluster(num_cpus=num_cpus(config)) as cluster,
+            open_cluster(num_cpus=settings.num_cpus) as cluster,
             sigterm_raises(),  # a second time: Ray's core has put a handler of its own in place
             _serving(config, port, cluster, console),
         ):

@@ -11,8 +11,9 @@ from ray import serve
 
 from shoal.config import ServeConfig, serve_config_from_tree
 from shoal.errors import ConfigError
+from shoal.inference.refusals import check_machine
 from shoal_actors.driver import Cluster
-from shoal_deployments.checks import check_machine, check_places, check_unserved
+from shoal_deployments.checks import check_places, check_unserved
 from shoal_deployments.serving import run
 from tests.inference.small_models import random_folder
 from tests.models.tiny import TINY

@@ -15,7 +15,6 @@ from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDep
 
 from shoal.config import serve_config_from_tree
 from shoal.errors import ConfigError
-from shoal_deployments.application import num_cpus
 from shoal_deployments.auth import OPEN_PATHS
 from tests.kuberay.manifests import ROOT, SERVICE, cluster_spec, load
 
@@ -103,7 +102,7 @@ def test_each_worker_has_room_for_one_engine_and_one_frontend(
     settings = config.serve
     cpus = int(worker["resources"]["limits"]["cpu"])
     assert group["replicas"] == settings.replicas == settings.num_frontends
-    assert num_cpus(config) == group["replicas"] * cpus
+    assert config.serve.num_cpus == group["replicas"] * cpus
     # Neither two engines, nor frontends alone: a worker without a frontend is never ready.
     assert settings.threads + 1 == cpus < 2 * settings.threads
 

@@ -4,7 +4,7 @@ from shoal.config.checkpoint import CheckpointSettings
 from shoal.config.cluster import ClusterSettings
 from shoal.config.data import DataSettings, SourceSettings
 from shoal.config.guard import GuardSettings
-from shoal.config.load import config_from_tree, dump_config, load_config
+from shoal.config.load import config_from_tree, dump_config, load_config, load_tree
 from shoal.config.model import ModelSettings
 from shoal.config.optimizer import OptimizerSettings, ScheduleSettings
 from shoal.config.parallel import ParallelSettings
@@ -20,6 +20,7 @@ from shoal.config.serve import (
 )
 from shoal.config.serve_config import (
     ServeConfig,
+    describes_training,
     load_serve_config,
     serve_config_from_tree,
 )
@@ -52,8 +53,10 @@ __all__ = [
     "SourceSettings",
     "TrainSettings",
     "config_from_tree",
+    "describes_training",
     "dump_config",
     "load_config",
     "load_serve_config",
+    "load_tree",
     "serve_config_from_tree",
 ]

@@ -23,9 +23,14 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: for a file that cannot be read or is no mapping, and for every wrong key and
             value in it, all in one message.
     """
+    return config_from_tree(load_tree(path, overrides))
+
+
+def load_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The plain values in the file at ``path`` with ``overrides`` over them, not yet checked."""
     tree = read_tree(path)
     apply_overrides(tree, overrides)
-    return config_from_tree(tree)
+    return tree
 
 
 def config_from_tree(tree: dict[str, Any]) -> Config:

@@ -216,3 +216,8 @@ class ServeSettings(Section):
     def num_frontends(self) -> int:
         """HTTP processes: ``frontends``, or else one for each replica."""
         return self.replicas if self.frontends is None else self.frontends
+
+    @property
+    def num_cpus(self) -> int:
+        """CPUs that engines and frontends reserve."""
+        return self.replicas * self.threads + self.num_frontends

@@ -98,6 +98,11 @@ def load_serve_config(path: Path, overrides: Sequence[str] = ()) -> ServeConfig:
     return serve_config_from_tree(tree)
 
 
+def describes_training(tree: dict[str, Any]) -> bool:
+    """Whether a file's plain values are meant for training, and not for serving alone."""
+    return "serve" not in tree or bool(_TRAINING & tree.keys())
+
+
 def serve_config_from_tree(tree: dict[str, Any]) -> ServeConfig:
     """What plain values (mappings, lists, text, numbers) describe."""
     if _TRAINING & tree.keys():

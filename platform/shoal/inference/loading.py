@@ -89,8 +89,11 @@ def _checked(values: list[Any], path: Path, vocab_size: int) -> list[int]:
     return ids
 
 
-def limits_of(folder: Path, serve: ServeSettings) -> Limits:
-    """What an engine for the model in ``folder`` can take, before its weights are read."""
+def limits_of(folder: Path, serve: ServeSettings, free_bytes: int | None = None) -> Limits:
+    """What an engine for the model in ``folder`` can take, before its weights are read.
+
+    ``free_bytes`` is the memory of its machine; unset, this one's.
+    """
     config = DecoderConfig.from_hf(read_hf_config(folder))
     check_served(config)
     if serve.batch.tokens < serve.batch.sequences:
@@ -103,7 +106,9 @@ def limits_of(folder: Path, serve: ServeSettings) -> Limits:
     return Limits(
         vocab_size=config.vocab_size,
         context_length=config.max_position_embeddings,
-        num_blocks=_num_blocks(config, serve),
+        num_blocks=_num_blocks(
+            config, serve, available_bytes() if free_bytes is None else free_bytes
+        ),
         block_size=serve.kv.block_tokens,
         prefix_cache=serve.kv.prefix_cache,
         max_running=serve.batch.sequences,
@@ -118,13 +123,18 @@ def limits_of(folder: Path, serve: ServeSettings) -> Limits:
     )
 
 
-def check_cache(folder: Path, serve: ServeSettings, num_engines: int = 1) -> None:
-    """Refuse a ``serve.kv.tokens`` for which this machine has no room ``num_engines`` times."""
+def check_cache(
+    folder: Path, serve: ServeSettings, num_engines: int = 1, free_bytes: int | None = None
+) -> None:
+    """Refuse a ``serve.kv.tokens`` for which a machine has no room ``num_engines`` times.
+
+    Of its memory ``free_bytes`` are free; unset, it is this machine.
+    """
     if serve.kv.tokens is None:
         return
-    block_bytes = _block_bytes(DecoderConfig.from_hf(read_hf_config(folder)), serve)
+    block_bytes = cache_block_bytes(DecoderConfig.from_hf(read_hf_config(folder)), serve)
     wanted = serve.kv.tokens // serve.kv.block_tokens * block_bytes * num_engines
-    free = available_bytes()
+    free = available_bytes() if free_bytes is None else free_bytes
     if wanted > free:
         held = free // (block_bytes * num_engines) * serve.kv.block_tokens
         times = f" in {num_engines} engines" if num_engines > 1 else ""
@@ -136,7 +146,8 @@ def check_cache(folder: Path, serve: ServeSettings, num_engines: int = 1) -> Non
         )
 
 
-def _block_bytes(config: DecoderConfig, serve: ServeSettings) -> int:
+def cache_block_bytes(config: DecoderConfig, serve: ServeSettings) -> int:
+    """Memory that one block of an engine's cache takes, over all layers."""
     dtype = activation_dtype(resolved_precision(serve.precision))
     return KVCache.block_bytes(
         serve.kv.block_tokens,
@@ -147,13 +158,13 @@ def _block_bytes(config: DecoderConfig, serve: ServeSettings) -> int:
     )
 
 
-def _num_blocks(config: DecoderConfig, serve: ServeSettings) -> int:
+def _num_blocks(config: DecoderConfig, serve: ServeSettings, free_bytes: int) -> int:
     size = serve.kv.block_tokens
     if serve.kv.tokens is not None:
         return serve.kv.tokens // size
-    block_bytes = _block_bytes(config, serve)
+    block_bytes = cache_block_bytes(config, serve)
     wanted = -(-config.max_position_embeddings // size) * serve.batch.sequences
-    held = int(available_bytes() * _CACHE_SHARE / serve.replicas) // block_bytes
+    held = int(free_bytes * _CACHE_SHARE / serve.replicas) // block_bytes
     if held < 1:
         raise ConfigError(
             "serve.kv.tokens",

@@ -8,7 +8,7 @@ import torch
 
 from shoal.errors import ConfigError
 from shoal.inference.layer import Place, ServedLayer, Weights
-from shoal.inference.packing import FixedPacking, VendorPacking
+from shoal.inference.packing import packing_of
 from shoal.inference.precision import Precision, activation_dtype, resolved_precision
 from shoal.inference.probes import UNPROVEN, model_probes
 from shoal.inference.rows import Rows
@@ -50,7 +50,7 @@ class ServedModel:
         self.config = config
         self.kind = resolved_precision(precision)
         self.is_batch_invariant = batch_invariant
-        packing = FixedPacking(self.kind) if batch_invariant else VendorPacking(self.kind)
+        packing = packing_of(self.kind, batch_invariant=batch_invariant)
         self.dtype = activation_dtype(self.kind)
         shapes = source.shapes()
 
@@ -65,7 +65,7 @@ class ServedModel:
         ]
         head = self._embedding if config.tie_word_embeddings else whole("lm_head.weight")
         self._head = packing.linear(head, kind=HEAD_KINDS[self.kind])
-        positions = torch.arange(config.max_position_embeddings)
+        positions = torch.arange(config.max_position_embeddings, device=self._embedding.device)
         with fixed_order(self.kind):
             self._cosine, self._sine = rotary_angles(
                 config.rotary, config.head_dim, positions, torch.float32

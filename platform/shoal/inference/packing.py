@@ -99,12 +99,18 @@ class VendorPacking:
         return VendorExperts(gate_up, down, num_experts)
 
 
+def packing_of(kind: fixed.Kind, *, batch_invariant: bool) -> Packing:
+    """How weights of ``kind`` are kept; ConfigError where torch has no kernels for them."""
+    return FixedPacking(kind) if batch_invariant else VendorPacking(kind)
+
+
 class VendorLinear:
     """A linear layer whose weight is in oneDNN's own layout, if torch was built with oneDNN."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._bias = bias
-        self._is_packed = torch.backends.mkldnn.is_available()
+        # On the meta device, which has no such layout, it is told how much memory there will be.
+        self._is_packed = torch.backends.mkldnn.is_available() and not weight.is_meta
         self._weight = weight
         if self._is_packed:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)

@@ -189,6 +189,8 @@ def cosine_and_sine(angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     (torch computes the last few numbers of a tensor by another function than the others.)
     """
+    if angles.is_meta:  # shapes alone, which numpy does not have
+        return torch.empty_like(angles), torch.empty_like(angles)
     wide = angles.double().numpy()
     return (
         torch.from_numpy(np.cos(wide).astype(np.float32)),

@@ -13,6 +13,7 @@ from shoal.plan.rates import GPUS, Rates, gpu_rates
 from shoal.plan.refusals import stages_of, topology_of
 from shoal.plan.search import Found, search
 from shoal.plan.search_sheets import found_as_dict, search_sheets
+from shoal.plan.sheets import Sheet
 from shoal.plan.step_time import StepTime
 from shoal.plan.svg import draw_plan
 from shoal.plan.table import print_plan, print_sheets
@@ -29,6 +30,7 @@ __all__ = [
     "Precision",
     "RankMemory",
     "Rates",
+    "Sheet",
     "StepTime",
     "Traffic",
     "draw_plan",

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from shoal.cli.options import AsJson, ConfigFile, Overrides
-from shoal.config import Config, load_config
+from shoal.config import (
+    Config,
+    config_from_tree,
+    describes_training,
+    load_tree,
+    serve_config_from_tree,
+)
 from shoal.errors import ConfigError
 
 Svg = Annotated[
@@ -45,9 +52,22 @@ def plan(
     memory: Memory = None,
     top: Top = 5,
 ) -> None:
-    """Show mesh, ranks, memory, traffic and time of a run, or the reasons to refuse it."""
+    """Show what a run, or serving, will need, or the reasons to refuse it.
+
+    Of a run that is mesh, ranks, memory, traffic and time of a step; of serving, where the file
+    has a section serve, weights, keys and values.
+    """
     laid_over = [*(overrides or ()), *([] if gpus is None else [f"cluster.workers={gpus}"])]
-    settings = load_config(config, laid_over)
+    tree = load_tree(config, laid_over)
+    if not describes_training(tree):
+        given = {"--svg": svg, "--gpu": gpu, "--measure": measure, "--search": search}
+        _refuse_any({**given, "--memory": memory})
+        served = serve_config_from_tree(tree)
+        from shoal.cli.planned_serving import print_serving
+
+        print_serving(served, as_json=as_json)
+        return
+    settings = config_from_tree(tree)
     if search:
         _search(settings, gpu=gpu, memory_gib=memory, most=top, as_json=as_json, svg=svg)
         return
@@ -56,16 +76,36 @@ def plan(
     # torch takes seconds to load, and a wrong file should be refused at once
     from rich.console import Console
 
-    from shoal.plan import draw_plan, machine_and_rates, make_plan, print_plan
+    from shoal.plan import Sheet, draw_plan, machine_and_rates, make_plan, print_plan, print_sheets
 
     machine, rates = machine_and_rates(settings, gpu=gpu, measure=measure)
     made = make_plan(settings, machine, rates=rates)
     if svg is not None:
         _write(svg, draw_plan(made))
+    values = made.as_dict()
+    sheets: tuple[Sheet, ...] = ()
+    if "serve" in tree:
+        # loads numba, for which training has no use
+        from shoal.cli.planned_serving import beside_training
+
+        values["serving"], sheets = beside_training(tree)
     if as_json:
-        typer.echo(json.dumps(made.as_dict(), indent=2))
+        typer.echo(json.dumps(values, indent=2))
     else:
         print_plan(made, Console())
+        print_sheets(sheets, Console())
+
+
+def _refuse_any(options: Mapping[str, object]) -> None:
+    """Refuse options of which a file without a training run has no use."""
+    for name, value in options.items():
+        if value:
+            raise ConfigError(
+                name,
+                str(value) if isinstance(value, Path) else value,
+                "the file describes serving alone, and this is of training",
+                "Leave it out, or add data and train to the file",
+            )
 
 
 def _search(

@@ -41,8 +41,11 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``quantize`` along the last dimension, K, a multiple of 32.
 
     ``[..., K]`` floating point to E4M3 ``[..., K]`` (float8_e4m3fn) and biased exponents of the
-    scales ``[..., K / 32]`` (uint8, E8M0). Raises ``ConfigError`` for numbers it cannot hold.
+    scales ``[..., K / 32]`` (uint8, E8M0). Raises ``ConfigError`` for numbers it cannot hold, of
+    which the meta device has none.
     """
+    if weight.is_meta:
+        return quantize(weight)
     magnitudes = weight.detach().float().abs()
     if not bool((magnitudes <= LIMIT).all()):
         raise ConfigError(

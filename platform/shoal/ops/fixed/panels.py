@@ -73,6 +73,7 @@ class Panels:
 def pack(weight: torch.Tensor, kind: Kind, *, count: int = 1) -> Panels:
     """Pack ``weight`` ``[count * N, K]``, floating point of any kind.
 
+    What is on the meta device stays there, to tell how much memory the packed weight would take.
     Raises ``ConfigError`` where MXFP8 cannot hold a number of it.
     """
     rows, inner = weight.shape
@@ -97,4 +98,6 @@ def pack(weight: torch.Tensor, kind: Kind, *, count: int = 1) -> Panels:
 def _by_steps(weight: torch.Tensor, per_step: int) -> torch.Tensor:
     """``[count, N, K]`` to ``[panels, steps, 64, numbers a step]``."""
     split = weight.reshape(-1, COLUMNS, weight.shape[2] // per_step, per_step).transpose(1, 2)
+    if split.is_meta:
+        return split.contiguous()
     return huge_pages.zeros(split.shape, split.dtype).copy_(split)

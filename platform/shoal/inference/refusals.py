@@ -1,0 +1,76 @@
+"""What serving is refused for before any process of it starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from shoal.config import ServeConfig, ServeSettings
+from shoal.errors import ConfigError
+from shoal.inference.limits import Limits
+from shoal.inference.loading import check_cache, end_of_text_ids, limits_of, served_tokenizer
+from shoal.inference.memory import available_bytes
+from shoal.inference.packing import packing_of
+from shoal.inference.precision import resolved_precision
+from shoal.models import HFWeights
+
+PROCESS_BYTES = 256 * 2**20
+"""Less than any process of ours takes: Python with torch and Ray alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """The machine on which all engines and frontends are to run."""
+
+    num_cpus: int
+    """CPUs that this process may use."""
+
+    free_bytes: int
+    """Memory that it may still take."""
+
+    @staticmethod
+    def here() -> Host:
+        """The machine that this process runs on."""
+        return Host(num_cpus=len(os.sched_getaffinity(0)), free_bytes=available_bytes())
+
+
+def check_serving(config: ServeConfig, host: Host | None) -> Limits:
+    """What each engine will be able to take, of a model and settings that can be served.
+
+    On ``host``, or where it is None on machines of which nothing is known.
+
+    Raises:
+        ConfigError: for a folder without a supported model, settings that do not fit it, and more
+            than ``host`` can bear.
+        WorkError: for a damaged file of weights.
+    """
+    folder, settings = config.folder, config.serve
+    HFWeights(folder)  # reads no more than names and shapes
+    limits = limits_of(folder, settings, None if host is None else host.free_bytes)
+    end_of_text_ids(folder, served_tokenizer(folder))
+    packing_of(resolved_precision(settings.precision), batch_invariant=settings.batch_invariant)
+    if host is not None:
+        check_machine(settings, host.num_cpus, host.free_bytes)
+        check_cache(folder, settings, settings.replicas, host.free_bytes)
+    return limits
+
+
+def check_machine(settings: ServeSettings, num_cpus: int, free_bytes: int) -> None:
+    """Refuse what this machine, on which all processes are to run, cannot bear: ConfigError."""
+    if settings.threads > num_cpus:
+        raise ConfigError(
+            "serve.threads",
+            settings.threads,
+            f"this machine has {num_cpus} CPUs",
+            f"Use at most {num_cpus}",
+        )
+    count, most = settings.replicas + settings.num_frontends, free_bytes // PROCESS_BYTES
+    if count > most:
+        by_replicas = settings.frontends is None
+        raise ConfigError(
+            "serve.replicas" if by_replicas else "serve.frontends",
+            settings.replicas if by_replicas else settings.frontends,
+            f"{settings.replicas} engines and {settings.num_frontends} frontends are {count} "
+            f"processes, and {free_bytes:,} bytes are free",
+            f"Use {most} at most, engines and frontends together",
+        )
