@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 
 from shoal.fsdp.communicator import Communicator
+from shoal.fsdp.gloo import _Deed
 from shoal.fsdp.transport import Transport, communicator_for
 from tests.ranks import RankPool
 
@@ -190,3 +192,25 @@ def test_all_reduce_works_in_place_at_any_length(
     expected = _expected(world_size, numel, torch.float32, 1.0, None)
     for buffer in ranks.run(world_size, _all_reduce_in_place, transport, numel):
         assert torch.equal(buffer, expected)
+
+
+def _ask_under_a_profiler() -> int:
+    """Ask without pause whether collectives are over that began in a recomputed region."""
+    communicator = _communicator(Transport.GLOO)
+    output, shard = torch.empty(communicator.size * 64), torch.ones(64)
+    rounds = 300
+    with (
+        profile(activities=[ProfilerActivity.CPU]),
+        torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
+    ):
+        for _ in range(rounds):
+            pending = communicator.all_gather(output, shard)
+            assert isinstance(pending, _Deed)
+            while not pending.arrived:
+                pass
+            pending.wait()
+    return rounds
+
+
+def test_asking_for_the_end_blocks_nobody(ranks: RankPool) -> None:
+    assert ranks.run(2, _ask_under_a_profiler) == [300, 300]

@@ -51,12 +51,17 @@ class _Deed:
 
     def __init__(self, work: Work, finish: Callable[[], None] | None = None) -> None:
         self._work: Work | None = work
+        # Not the work itself: asked whether it is complete, it waits for its lock while it holds
+        # Python's. A thread of gloo that ends a collective under a profiler does the opposite: it
+        # holds the work's and wants Python's, if hooks of saved tensors (recompute) were set when
+        # the collective began.
+        self._future = work.get_future()
         self._finish = finish
 
     @property
     def arrived(self) -> bool:
         """Whether ``wait`` would not have to wait."""
-        return self._work is None or self._work.is_completed()
+        return self._work is None or self._future.done()
 
     def wait(self) -> None:
         """See ``Pending``."""
