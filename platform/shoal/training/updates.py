@@ -6,6 +6,7 @@ whatever the weights, gradients and moments are kept in, and round once, when th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
 
@@ -19,7 +20,7 @@ BUCKET_ELEMENTS = 2**22
 Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 
 
-class WideOptimizer(torch.optim.Optimizer):
+class WideOptimizer(torch.optim.Optimizer, ABC):
     """Computes in fp32; a subclass says what an update is.
 
     State of every parameter: ``step``, how many updates it had, an fp32 scalar on its device. A
@@ -64,11 +65,11 @@ class WideOptimizer(torch.optim.Optimizer):
         for bucket in _buckets(group["params"]):
             self._update(bucket, self._count(bucket), group)
 
+    @abstractmethod
     def _update(
         self, parameters: list[torch.Tensor], steps: list[torch.Tensor], group: dict[str, Any]
     ) -> None:
         """Make the updates number ``steps`` of parameters that have gradients."""
-        raise NotImplementedError
 
     def _count(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         steps = []
