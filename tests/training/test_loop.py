@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from shoal.checkpoint import Manifest
 from shoal.training import EventReader, StepMetrics, TrainJob, TrainResult, train
@@ -96,6 +97,35 @@ def _train_until(job: TrainJob, step: int) -> None:
 
     with pytest.raises(_Crash):
         train(job, crash)
+
+
+def _train_until_told(job: TrainJob, step: int) -> TrainResult:
+    """Train with one rank, not the first, told to end once ``step`` is made."""
+    told: list[bool] = []
+
+    def tell(metrics: StepMetrics) -> None:
+        if metrics.step == step and dist.get_rank() == 1:
+            told.append(True)
+
+    return train(job, tell, lambda: bool(told))
+
+
+def test_a_run_that_is_told_to_end_goes_on_later(tmp_path: Path, ranks: RankPool) -> None:
+    write_text(tmp_path / "text.txt")
+    sections = CASES["shared sequences, two ranks"]  # where each is read by both
+    straight = _job(tmp_path, "straight", steps=6, **sections)
+    whole = ranks.run(2, _train, straight)[0]
+    job = _job(tmp_path, "cut", steps=6, **sections)
+    cut = ranks.run(2, _train_until_told, job, 2)
+    assert [(each.step, each.is_cut, each.is_out_of_data) for each in cut] == 2 * [(3, True, False)]
+    assert cut[0].checkpoint is not None and cut[0].checkpoint.name == "step-00000003"
+    # Told before its last step, a run has nothing left to go on with.
+    last = ranks.run(2, _train_until_told, job, 5)
+    assert [(each.step, each.is_cut) for each in last] == 2 * [(6, False)]
+    assert _losses(job) == _losses(straight)
+    assert _files(last[0]) == _files(whole)
+    events = [(event["event"], event["step"]) for event in EventReader(job.folder.path).poll()]
+    assert events == [("save", 3), ("resume", 3), ("save", 6), ("end", 6)]
 
 
 @pytest.mark.parametrize("case", CASES)

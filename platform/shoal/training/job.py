@@ -58,7 +58,10 @@ class TrainResult:
     checkpoint: Path | None
     """The run's newest complete checkpoint."""
 
+    is_cut: bool = False
+    """Whether it was told to end before the last step; it goes on from ``checkpoint``."""
+
     @property
     def is_out_of_data(self) -> bool:
         """Whether the data ended before the last step."""
-        return self.step < self.num_steps
+        return self.step < self.num_steps and not self.is_cut

@@ -56,18 +56,31 @@ PATIENCE = 10
 peer that is gone is noticed at once all the same."""
 
 
-def train(job: TrainJob, on_step: Callable[[StepMetrics], None] | None = None) -> TrainResult:
+def _ignore(metrics: StepMetrics) -> None:
+    """What is called after a step that nobody waits for."""
+
+
+def _never() -> bool:
+    return False
+
+
+def train(
+    job: TrainJob,
+    on_step: Callable[[StepMetrics], None] = _ignore,
+    is_told: Callable[[], bool] = _never,
+) -> TrainResult:
     """Train on this rank, inside the default process group; every rank calls it alike.
 
-    ``on_step`` is called after each step, on every rank with its own times. Raises WorkError where
-    the loss is not finite, a checkpoint or the disk fails or a peer is lost, and ConfigError where
-    a checkpoint does not fit the configuration.
+    ``on_step`` is called after each step, on every rank with its own times. ``is_told`` is asked
+    before each step: once it is true on any rank, all of them make that step, save it and end, and
+    the result ``is_cut``. Raises WorkError where the loss is not finite, a checkpoint or the disk
+    fails or a peer is lost, and ConfigError where a checkpoint does not fit the configuration.
     """
     config = job.config
     with kernel_settings(
         threads=config.cluster.threads_per_worker, deterministic=config.train.deterministic
     ):
-        return _Run.build(job).train(on_step)
+        return _Run.build(job).train(on_step, is_told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +133,11 @@ class _Run:
             ),
         )
 
-    def train(self, on_step: Callable[[StepMetrics], None] | None) -> TrainResult:
-        """Start, step until the steps or the data end, save on the way and at the end."""
+    def train(
+        self, on_step: Callable[[StepMetrics], None], is_told: Callable[[], bool]
+    ) -> TrainResult:
+        """Start, step until the steps or the data end or any rank is told to; save on the way and
+        at the end."""
         start = self._choose()
         step = self._begin(start)
         if self.rank == 0:
@@ -138,19 +154,20 @@ class _Run:
             recovery = Recovery(settings.guard)
             while step < settings.steps and (ids := self._next_ids()) is not None:
                 try:
-                    result = self.stepper.step(step, self._microbatches(ids))
+                    result = self.stepper.step(step, self._microbatches(ids), told=is_told())
                 except SpoiledStep as spoiled:
                     step = self._recover(spoiled, recovery, saver, metrics)
                     continue
                 step = result.step
                 if metrics is not None:
                     metrics.write(result)
-                if on_step is not None:
-                    on_step(result)
+                on_step(result)
                 if every is not None and step % every == 0:
                     self._save(saver, step)
                     saved = step
                 saver.poll()
+                if self.stepper.any_told:
+                    break
             if saved != step:
                 self._save(saver, step)
             saver.drain()
@@ -317,8 +334,10 @@ class _Run:
             step=step,
             num_steps=self.job.config.train.steps,
             checkpoint=None if last is None else last.path,
+            is_cut=self.stepper.any_told and step < self.job.config.train.steps,
         )
-        self._note(EventKind.END, step=step, out_of_data=result.is_out_of_data)
+        if not result.is_cut:
+            self._note(EventKind.END, step=step, out_of_data=result.is_out_of_data)
         return result
 
     def _note(self, kind: EventKind, **fields: object) -> None:

@@ -37,6 +37,9 @@ class StepWeights:
     num_sequences: torch.Tensor
     """Sequences of the step, over all ranks."""
 
+    num_told: torch.Tensor
+    """Ranks that were told to end after this step."""
+
     num_ranks: int
     """Ranks over which gradients are averaged."""
 
@@ -45,20 +48,27 @@ class StepWeights:
 
     @staticmethod
     def count(
-        microbatches: Sequence[Microbatch], *, readers: int, num_ranks: int, coefficient: float
+        microbatches: Sequence[Microbatch],
+        *,
+        readers: int,
+        num_ranks: int,
+        coefficient: float,
+        told: bool,
     ) -> StepWeights:
         """Count this rank's microbatches and everyone's; every rank calls it.
 
-        ``readers`` is the number of ranks that read each sequence.
+        ``readers`` is the number of ranks that read each sequence; ``told``, whether this rank was
+        told to end, which so becomes known everywhere without a message of its own.
         """
         labels = torch.stack([(m.batch.labels != IGNORED).sum() for m in microbatches]).sum()
         sequences = torch.full_like(labels, sum(len(m.batch.tokens) for m in microbatches))
-        counts = torch.stack([labels, sequences])
+        counts = torch.stack([labels, sequences, torch.full_like(labels, readers * told)])
         dist.all_reduce(counts)
-        num_labels, num_sequences = (counts // readers).unbind()
+        num_labels, num_sequences, num_told = (counts // readers).unbind()
         return StepWeights(
             num_labels=num_labels,
             num_sequences=num_sequences,
+            num_told=num_told,
             num_ranks=num_ranks,
             coefficient=coefficient,
         )

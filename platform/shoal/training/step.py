@@ -31,6 +31,7 @@ class Read(NamedTuple):
     norm: float
     num_labels: int
     num_sequences: int
+    num_told: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +48,10 @@ class Outcome:
 
     def read(self) -> Read:
         """Wait for the step, and take all of it at once."""
-        counts = (self.weights.num_labels, self.weights.num_sequences)
+        counts = (self.weights.num_labels, self.weights.num_sequences, self.weights.num_told)
         numbers = torch.stack([*self.losses, self.norm.double(), *(c.double() for c in counts)])
-        loss, auxiliary, norm, num_labels, num_sequences = numbers.tolist()
-        return Read(loss, auxiliary, norm, int(num_labels), int(num_sequences))
+        loss, auxiliary, norm, *whole = numbers.tolist()
+        return Read(loss, auxiliary, norm, *map(int, whole))
 
 
 class Stepper:
@@ -78,27 +79,30 @@ class Stepper:
         self._guard = guard or Guard(GuardSettings())
         self._most = torch.full((), torch.inf, dtype=torch.float64, device=passes.device)
         self._rate = LearningRate(settings=settings, num_steps=num_steps)
+        self.any_told = False
+        """Whether any rank was told to end after the last step, made or refused."""
         config = passes.model.config
         self._biases = BiasUpdate.of(passes.model, settings.expert_bias_rate, passes.holders)
         self._is_sparse = any(config.sparse_layers)
         experts = config.experts
         self._coefficient = experts.balance_coefficient if experts is not None else 0.0
 
-    def step(self, done: int, microbatches: Iterable[Batch]) -> StepMetrics:
+    def step(self, done: int, microbatches: Iterable[Batch], *, told: bool = False) -> StepMetrics:
         """Update the weights by this rank's microbatches and everyone's; every rank calls it.
 
         ``done`` counts the steps before this one; there is at least one microbatch, and all are
-        read first, to count their labels. Raises SpoiledStep, on every rank and with weights and
-        moments of the step before, where the guard refuses the loss or the gradient; the next call
-        may make the step of other sequences.
+        read first, to count their labels. ``told``, on any rank, sets ``any_told`` on all. Raises
+        SpoiledStep, on every rank and with weights and moments of the step before, where the guard
+        refuses the loss or the gradient; the next call may make the step of other sequences.
         """
         start = time.perf_counter()
         prepared = [Microbatch.of(batch, self._passes.device) for batch in microbatches]
         rate = self._rate.at(done)
         set_learning_rate(self._optimizer, rate)
         self._most.fill_(self._guard.most)
-        outcome = self.iterate(prepared)
+        outcome = self.iterate(prepared, told=told)
         read = outcome.read()
+        self.any_told = read.num_told > 0
         self._guard.check_finite(done + 1, "loss", read.loss + read.auxiliary)
         self._guard.check_finite(done + 1, "gradient's norm", read.norm)
         self._guard.take(done + 1, read.loss)
@@ -117,7 +121,7 @@ class Stepper:
             memory_bytes=peak_memory_bytes(self._passes.device),
         )
 
-    def iterate(self, microbatches: Sequence[Microbatch]) -> Outcome:
+    def iterate(self, microbatches: Sequence[Microbatch], *, told: bool = False) -> Outcome:
         """The step itself: nothing in it depends on a number that the host reads from the device.
 
         Where the guard will refuse the loss or the gradient, a flag makes the optimizer leave
@@ -130,6 +134,7 @@ class Stepper:
             readers=self._readers,
             num_ranks=dist.get_world_size() // passes.pipeline.stages.num_stages,
             coefficient=self._coefficient,
+            told=told,
         )
         ran = passes.run(microbatches, weights)
         losses = weights.mean_losses(ran.outputs)
