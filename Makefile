@@ -20,7 +20,7 @@ help:  ## list the commands
 $(READY): pyproject.toml requirements/constraints.txt requirements/demo.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "Shoal needs Python 3.11 or newer; '$(PYTHON)' is not. Name one: make PYTHON=python3.12"; exit 1; }
-	@echo "Setting up $(VENV), once: 2.3 GB, which takes a minute or several"
+	@echo "Setting up $(VENV), once: 2.5 GB, which takes a minute or several"
 	@$(PYTHON) -m venv $(VENV)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check \
 	    --constraint requirements/constraints.txt --editable '.[dev]'

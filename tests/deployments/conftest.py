@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from playwright.sync_api import Browser, Page
 
-from tests.deployments.browser import Browser, Page, chromium
-from tests.deployments.console_page import opened
+from tests.deployments.browser import chromium, opened
+from tests.deployments.console_page import wait_for_text
 from tests.deployments.fake_engine import by_hash
 from tests.deployments.server import Served, serve
 
@@ -37,9 +38,9 @@ def served(module_server: Served) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser() -> Iterator[Browser]:
     """One Chromium for the whole file."""
-    with chromium(tmp_path_factory.mktemp("chromium")) as browser:
+    with chromium() as browser:
         yield browser
 
 
@@ -47,6 +48,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def page(browser: Browser, served: Served) -> Iterator[Page]:
     """The console of the file's server."""
     with opened(browser, f"{served.url}/") as page:
-        page.wait_for_text("#summary", "1 of 1 replicas up")
+        wait_for_text(page, "#summary", "1 of 1 replicas up")
         page.fill("[name=most]", "40")
         yield page

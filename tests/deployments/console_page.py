@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+import time
+
+from playwright.sync_api import Page
 
 from shoal.inference import Request
-from tests.deployments.browser import Browser, Page
+from tests.deployments.browser import DEADLINE_S
 from tests.deployments.server import Served
 
 STREAM_S = 0.01
 """Time of a step where something is to happen before an answer's end."""
 
 
-@contextmanager
-def opened(browser: Browser, url: str) -> Iterator[Page]:
-    """The console at ``url``; at the end it must have made no mistake that the browser noticed."""
-    page = Page(browser)
-    page.goto(url)
-    try:
-        yield page
-        assert page.complaints() == []
-    finally:
-        page.close()
+def text(page: Page, selector: str) -> str:
+    """What the first element that matches says."""
+    return page.text_content(selector) or ""
+
+
+def wait_for(page: Page, expression: str, within_s: float = DEADLINE_S) -> None:
+    """Wait until a JavaScript expression holds.
+
+    Asked from outside, because the page's security policy forbids to evaluate a text within it.
+    """
+    deadline = time.monotonic() + within_s
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, f"did not come to hold: {expression}"
+        page.wait_for_timeout(30)
+
+
+def wait_for_text(page: Page, selector: str, words: str) -> None:
+    """Wait until some element that matches contains ``words``."""
+    exactly = re.compile(re.escape(words))
+    page.locator(selector, has_text=exactly).first.wait_for(state="attached")
 
 
 def ask(page: Page, question: str = "Hi") -> None:
     """Type a question and send it."""
-    page.evaluate("document.querySelector('#question').focus()")
-    page.type(question)
-    page.press("Enter")
+    page.focus("#question")
+    page.keyboard.insert_text(question)
+    page.keyboard.press("Enter")
 
 
 def wait_for_answers(page: Page, number: int = 1) -> None:
     """Wait until so many answers have ended."""
-    page.wait_for(
+    wait_for(
+        page,
         f"document.querySelectorAll('.answer').length === {number} && "
-        "document.querySelector('#turns').getAttribute('aria-busy') === 'false'"
+        "document.querySelector('#turns').getAttribute('aria-busy') === 'false'",
     )
 
 
@@ -45,7 +58,7 @@ def ask_and_hold(page: Page, served: Served) -> None:
     served.engine.step_s = STREAM_S
     page.fill("[name=most]", "400")
     ask(page)
-    page.wait_for("document.querySelector('.answer .text').textContent.length > 3")
+    wait_for(page, "document.querySelector('.answer .text').textContent.length > 3")
     served.engine.is_stalled = True
 
 
@@ -62,20 +75,7 @@ def prompt_of(request: Request) -> str:
     return bytes(token for token in request.prompt if token < 256).decode()
 
 
-def num_polls(page: Page) -> int:
-    """How often the page has asked for the replicas."""
-    return len(
-        [
-            event
-            for event in page.events("Network.requestWillBeSent")
-            if event["request"]["url"].endswith("/stats")
-        ]
-    )
-
-
-def polls_exceed(number: int) -> str:
-    """An expression: whether the page has asked for the replicas more than ``number`` times."""
-    return (
-        f"performance.getEntriesByType('resource').filter((each) => "
-        f"each.name.endsWith('/stats')).length > {number}"
-    )
+NUM_POLLS = (
+    "performance.getEntriesByType('resource').filter((each) => each.name.endsWith('/stats')).length"
+)
+"""An expression: how often the page has asked for the replicas."""

@@ -5,11 +5,20 @@ from __future__ import annotations
 import base64
 
 import pytest
+from playwright.sync_api import Page
 
 from shoal.errors import Overloaded
 from shoal.inference import Request
-from tests.deployments.browser import Page
-from tests.deployments.console_page import answers, ask, ask_and_hold, prompt_of, wait_for_answers
+from tests.deployments.console_page import (
+    answers,
+    ask,
+    ask_and_hold,
+    prompt_of,
+    text,
+    wait_for,
+    wait_for_answers,
+    wait_for_text,
+)
 from tests.deployments.fake_engine import by_hash, spelling
 from tests.deployments.server import Served
 
@@ -34,7 +43,7 @@ def test_a_chat_of_two_turns_with_all_settings(page: Page, served: Served) -> No
     for part in ("Be brief.", "Hi"):
         assert part in prompt_of(first) and part in prompt_of(second)
     assert "Salut, été! ✓" in prompt_of(second) and "And you?" in prompt_of(second)
-    facts = page.text(".answer .facts")
+    facts = text(page, ".answer .facts")
     assert facts.startswith("18 tokens · ")
     assert f"seed {LARGEST_SEED} · fingerprint fp1" in facts
     page.click("#clear")
@@ -51,7 +60,7 @@ def test_a_seed_is_drawn_for_each_question_and_shown(page: Page, served: Served)
         wait_for_answers(page, number)
     first, second = (request.params.seed for request in served.engine.requests)
     assert first != second
-    assert f"seed {first} " in page.text(".answer .facts")
+    assert f"seed {first} " in text(page, ".answer .facts")
 
 
 @pytest.mark.parametrize(
@@ -64,8 +73,8 @@ def test_a_wrong_setting_is_pointed_at_and_not_sent(
     page.fill(f"[name={name}]", value)
     page.click("#settings summary")
     ask(page)
-    page.wait_for(f"document.activeElement.name === '{name}'")
-    assert page.is_shown(f"[name={name}]")
+    wait_for(page, f"document.activeElement.name === '{name}'")
+    assert page.is_visible(f"[name={name}]")
     assert page.evaluate("document.querySelector('#question').value") == "Hi"
     assert served.engine.requests == []
 
@@ -74,20 +83,20 @@ def test_a_wrong_setting_is_pointed_at_and_not_sent(
 def test_stopping_frees_what_the_answer_held(page: Page, served: Served, way: str) -> None:
     ask_and_hold(page, served)
     assert served.http.get("/stats").json()["replicas"][0]["running"] == 1
-    page.wait_for_text("[data-is=batchText]", "1 of 64")
+    wait_for_text(page, "[data-is=batchText]", "1 of 64")
     if way == "leave":
         page.goto("about:blank")
     elif way == "button":
         page.click("#stop")
     else:
-        page.press("Escape")
+        page.keyboard.press("Escape")
     served.wait_until(lambda: served.engine.num_running == 0, 2.0)
     assert served.http.get("/stats").json()["replicas"][0]["running"] == 0
     if way == "leave":
         return
     wait_for_answers(page)
-    assert page.text(".answer .problem") == "Stopped."
-    assert page.is_shown("#send") and not page.is_shown("#stop")
+    assert text(page, ".answer .problem") == "Stopped."
+    assert page.is_visible("#send") and not page.is_visible("#stop")
     assert len(served.engine.aborted) == 1
     [partly] = answers(page)
     served.engine.is_stalled = False
@@ -104,7 +113,7 @@ def test_text_stays_text(page: Page, served: Served) -> None:
     ask(page, nasty)
     wait_for_answers(page)
     assert answers(page) == [nasty]
-    assert page.text(".question .text") == nasty
+    assert text(page, ".question .text") == nasty
     assert page.evaluate("document.querySelectorAll('#turns :is(img, script, b)').length") == 0
     assert page.evaluate("window.hit") is None
 
@@ -114,16 +123,16 @@ def test_a_refusal_is_the_servers_sentence_and_the_question_comes_back(
 ) -> None:
     ask(page, "x" * 600)
     wait_for_answers(page)
-    assert "the longest prompt that leaves room for an answer has 511" in page.text(
-        ".answer .problem"
+    assert "the longest prompt that leaves room for an answer has 511" in text(
+        page, ".answer .problem"
     )
     assert page.evaluate("document.querySelector('#question').value") == "x" * 600
     served.engine.refusal = Overloaded("The queues of all engines are full.")
     page.fill("#question", "short")
-    page.press("Enter")
-    page.wait_for_text(".answer .problem", "The queues of all engines are full.")
+    page.keyboard.press("Enter")
+    wait_for_text(page, ".answer .problem", "The queues of all engines are full.")
     served.engine.refusal = None
-    page.press("Enter")
+    page.keyboard.press("Enter")
     wait_for_answers(page, 3)
     assert "xxx" not in prompt_of(served.engine.requests[-1])
 
@@ -133,7 +142,7 @@ def test_a_stream_that_fails_keeps_what_came_and_says_why(page: Page, served: Se
     served.engine.failure = "The step failed: scripted."
     served.engine.is_stalled = False
     wait_for_answers(page)
-    assert page.text(".answer .problem") == "The step failed: scripted."
+    assert text(page, ".answer .problem") == "The step failed: scripted."
     assert len(answers(page)[0]) > 3
 
 
@@ -160,8 +169,8 @@ def test_the_same_question_again_has_the_same_bits_or_says_where_not(
     ask(page)
     wait_for_answers(page)
     page.click(".answer [data-is=repeat]")
-    page.wait_for_text("[data-is=verdict]", "bit for bit")
-    assert "the same 30 tokens with the same log-probabilities" in page.text("[data-is=verdict]")
+    wait_for_text(page, "[data-is=verdict]", "bit for bit")
+    assert "the same 30 tokens with the same log-probabilities" in text(page, "[data-is=verdict]")
     first, second = served.engine.requests
     assert (first.prompt, first.params) == (second.prompt, second.params)
 
@@ -170,22 +179,22 @@ def test_the_same_question_again_has_the_same_bits_or_says_where_not(
 
     served.engine.next_token = other
     page.click(".answer [data-is=repeat]")
-    page.wait_for_text("[data-is=verdict]", "although the kernels have the same fingerprint")
-    assert "it differs from token 8 on" in page.text("[data-is=verdict]")
+    wait_for_text(page, "[data-is=verdict]", "although the kernels have the same fingerprint")
+    assert "it differs from token 8 on" in text(page, "[data-is=verdict]")
     page.click("[data-is=other] summary")
-    assert page.text("[data-is=otherText]").endswith("A" * 23)
+    assert text(page, "[data-is=otherText]").endswith("A" * 23)
     served.engine.fingerprint = "fp2"
     page.click(".answer [data-is=repeat]")
-    page.wait_for_text("[data-is=verdict]", "not promised between the fingerprints fp1 and fp2")
+    wait_for_text(page, "[data-is=verdict]", "not promised between the fingerprints fp1 and fp2")
 
 
 def test_a_stopped_answer_is_compared_as_far_as_it_went(page: Page, served: Served) -> None:
     ask_and_hold(page, served)
-    page.press("Escape")
+    page.keyboard.press("Escape")
     wait_for_answers(page)
     served.engine.is_stalled = False
     page.click(".answer [data-is=repeat]")
-    page.wait_for_text("[data-is=verdict]", "bit for bit")
+    wait_for_text(page, "[data-is=verdict]", "bit for bit")
     assert len(answers(page)[0]) == served.engine.requests[-1].params.max_tokens
 
 

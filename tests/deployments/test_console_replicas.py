@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from playwright.sync_api import Browser, Page
+
 from shoal.inference import Limits
 from shoal.inference.journal import JournalStats
 from shoal_deployments.engine_client import EngineUnavailable, ReplicaHealth, ReplicaStats
-from tests.deployments.browser import Browser, Page
+from tests.deployments.browser import opened
 from tests.deployments.console_page import (
+    NUM_POLLS,
     STREAM_S,
     ask,
-    num_polls,
-    opened,
-    polls_exceed,
+    text,
+    wait_for,
     wait_for_answers,
+    wait_for_text,
 )
 from tests.deployments.fake_engine import FakeEngine
 from tests.deployments.server import serve
@@ -76,28 +79,28 @@ def _card(place: int, part: str) -> str:
 def test_replicas_are_shown_as_they_are(browser: Browser) -> None:
     engine = _Pair()
     with serve(engine=engine) as served, opened(browser, f"{served.url}/") as page:
-        page.wait_for_text("#summary", "2 of 2 replicas up · 0 running")
-        assert page.text("#model") == "tiny" and page.evaluate("document.title") == "tiny · Shoal"
-        assert page.text(_card(1, "kvText")) == "156 of 256"
-        assert page.text(_card(1, "preempted")) == "1,234"
-        assert page.is_shown("#kinds")
-        assert page.text(_card(0, "passed")) == "Certified"
-        assert page.text(_card(0, "fingerprint")) == "fp1"
+        wait_for_text(page, "#summary", "2 of 2 replicas up · 0 running")
+        assert text(page, "#model") == "tiny" and page.evaluate("document.title") == "tiny · Shoal"
+        assert text(page, _card(1, "kvText")) == "156 of 256"
+        assert text(page, _card(1, "preempted")) == "1,234"
+        assert page.is_visible("#kinds")
+        assert text(page, _card(0, "passed")) == "Certified"
+        assert text(page, _card(0, "fingerprint")) == "fp1"
         page.click(f"{_card(0, 'certificate')} summary")
-        assert "batches of 1, 2 and 7" in page.text(_card(0, "tried"))
-        assert "on 1 and 2 threads" in page.text(_card(0, "tried"))
-        assert page.text(_card(1, "passed")) == "Not certified"
-        assert page.text(_card(1, "kernels")) == "norm fp32 64: row 3 differs"
+        assert "batches of 1, 2 and 7" in text(page, _card(0, "tried"))
+        assert "on 1 and 2 threads" in text(page, _card(0, "tried"))
+        assert text(page, _card(1, "passed")) == "Not certified"
+        assert text(page, _card(1, "kernels")) == "norm fp32 64: row 3 differs"
 
         engine.step_s = STREAM_S
         page.fill("[name=most]", "90000")
         ask(page)
-        page.wait_for_text(_card(0, "batchText"), "1 of 64")
-        page.wait_for(f"parseFloat({_text_of(_card(0, 'speed'))}) > 5")
+        wait_for_text(page, _card(0, "batchText"), "1 of 64")
+        wait_for(page, f"parseFloat({_text_of(_card(0, 'speed'))}) > 5")
         assert page.evaluate(f"document.querySelector('{_card(0, 'batch')}').value") == 1
-        assert page.text(_card(1, "speed")) == "0.0 tokens/s"
-        page.press("Escape")
-        page.wait_for_text(_card(0, "cancelled"), "1")
+        assert text(page, _card(1, "speed")) == "0.0 tokens/s"
+        page.keyboard.press("Escape")
+        wait_for_text(page, _card(0, "cancelled"), "1")
         assert page.evaluate(f"document.querySelector('{_card(0, 'certificate')}').open")
 
 
@@ -108,12 +111,12 @@ def _text_of(selector: str) -> str:
 def test_a_journal_shows_what_it_has_and_that_its_disk_fails(browser: Browser) -> None:
     engine = FakeEngine()
     with serve(engine=engine) as served, opened(browser, f"{served.url}/") as page:
-        page.wait_for_text("#summary", "1 of 1 replicas up")
-        assert not page.is_shown(_card(0, "journal"))
+        wait_for_text(page, "#summary", "1 of 1 replicas up")
+        assert not page.is_visible(_card(0, "journal"))
         engine.journal = JournalStats(
             written=12345, pending=67, oldest_s=8.25, dropped=9, refused=10, errors=11, failing=1
         )
-        page.wait_for_text(_card(0, "journalWritten"), "12,345")
+        wait_for_text(page, _card(0, "journalWritten"), "12,345")
         for name, value in {
             "Pending": "67",
             "Oldest": "8.3 s",
@@ -122,26 +125,26 @@ def test_a_journal_shows_what_it_has_and_that_its_disk_fails(browser: Browser) -
             "Errors": "11",
             "Problem": "Its disk fails, and is tried again every second.",
         }.items():
-            assert page.text(_card(0, f"journal{name}")) == value
+            assert text(page, _card(0, f"journal{name}")) == value
         engine.journal = replace(engine.journal, failing=0)
-        page.wait_for(f"{_text_of(_card(0, 'journalProblem'))} === ''")
+        wait_for(page, f"{_text_of(_card(0, 'journalProblem'))} === ''")
 
 
 def test_the_dead_are_shown_as_dead_and_come_back(browser: Browser) -> None:
     engine = _Pair()
     with serve(engine=engine) as served, opened(browser, f"{served.url}/") as page:
-        page.wait_for_text("#summary", "2 of 2 replicas up")
+        wait_for_text(page, "#summary", "2 of 2 replicas up")
         engine.alive = [True, False]
-        page.wait_for_text("#summary", "1 of 2 replicas up")
-        assert page.text(_card(1, "state")) == "down"
-        assert page.text(_card(1, "detail")) == "The engine is down."
-        assert page.text(_card(0, "state")) == "up"
+        wait_for_text(page, "#summary", "1 of 2 replicas up")
+        assert text(page, _card(1, "state")) == "down"
+        assert text(page, _card(1, "detail")) == "The engine is down."
+        assert text(page, _card(0, "state")) == "up"
         engine.alive = [False, False]
-        page.wait_for_text("#stats-problem", "No engine answers.")
-        assert page.text(_card(0, "state")) == "down"
+        wait_for_text(page, "#stats-problem", "No engine answers.")
+        assert text(page, _card(0, "state")) == "down"
         engine.alive = [True, True]
-        page.wait_for_text("#summary", "2 of 2 replicas up")
-        assert page.text(_card(1, "state")) == "up" and page.text("#stats-problem") == ""
+        wait_for_text(page, "#summary", "2 of 2 replicas up")
+        assert text(page, _card(1, "state")) == "up" and text(page, "#stats-problem") == ""
 
 
 def _hide(page: Page, is_hidden: bool) -> None:
@@ -154,34 +157,28 @@ def _hide(page: Page, is_hidden: bool) -> None:
 
 def test_nobody_is_asked_for_a_page_that_nobody_sees(page: Page) -> None:
     _hide(page, True)
-    page.evaluate("new Promise((done) => setTimeout(done, 300))")  # one may be under way
-    before = num_polls(page)
-    page.evaluate("new Promise((done) => setTimeout(done, 2500))")
-    assert num_polls(page) == before
+    page.wait_for_timeout(300)  # one may be under way
+    before = page.evaluate(NUM_POLLS)
+    page.wait_for_timeout(2500)
+    assert page.evaluate(NUM_POLLS) == before
     _hide(page, False)
-    page.wait_for(polls_exceed(before), within_s=10)
+    wait_for(page, f"{NUM_POLLS} > {before}", within_s=10)
 
 
 def test_a_server_that_fails_is_asked_less_often(browser: Browser) -> None:
     engine = _Pair()
     with serve(engine=engine) as served, opened(browser, f"{served.url}/") as page:
-        page.wait_for_text("#summary", "2 of 2 replicas up")
+        wait_for_text(page, "#summary", "2 of 2 replicas up")
         engine.alive = [False, False]
-        page.wait_for_text("#stats-problem", "No engine answers.")
-        before = num_polls(page)
-        page.evaluate("new Promise((done) => setTimeout(done, 5500))")
+        wait_for_text(page, "#stats-problem", "No engine answers.")
+        before = page.evaluate(NUM_POLLS)
+        page.wait_for_timeout(5500)
         # After 2 s and 4 s more, rather than every second.
-        assert num_polls(page) - before <= 2
-        page.call(
-            "Network.emulateNetworkConditions",
-            offline=True,
-            latency=0,
-            downloadThroughput=-1,
-            uploadThroughput=-1,
-        )
+        assert page.evaluate(NUM_POLLS) - before <= 2
+        page.context.set_offline(True)
         ask(page)
         wait_for_answers(page)
-        assert page.text(".answer .problem") == "The server cannot be reached."
+        assert text(page, ".answer .problem") == "The server cannot be reached."
 
 
 def test_rates_are_of_the_last_seconds_and_begin_anew_with_the_engine(page: Page) -> None:
