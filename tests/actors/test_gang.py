@@ -48,6 +48,7 @@ def _kill() -> None:
 def _stop() -> None:
     time.sleep(2 * PERIOD_S)  # so that this place is written down
     os.kill(os.getpid(), signal.SIGSTOP)
+    _dawdle()  # threads stop one after another: this one may come as far as the next collective
 
 
 def _dawdle() -> None:
@@ -78,7 +79,7 @@ def _note(folder: Path, report: FailureReport) -> None:
     append_event(folder, EventKind.FAILURE, **report.as_record())
 
 
-def _gang(*, max_failures: int, timeout_s: float = 5.0, silence_s: float = 20.0) -> Gang:
+def _gang(*, max_failures: int, timeout_s: float = 5.0, silence_s: float = 60.0) -> Gang:
     return Gang(
         num_workers=2,
         device="cpu",
@@ -94,7 +95,7 @@ def _run(
     *deeds: Callable[[], None],
     max_failures: int = 3,
     timeout_s: float = 5.0,
-    silence_s: float = 20.0,
+    silence_s: float = 60.0,
 ) -> list[int]:
     gang = _gang(max_failures=max_failures, timeout_s=timeout_s, silence_s=silence_s)
     script = Script(folder=folder, deeds=deeds)
