@@ -24,7 +24,7 @@ from shoal_actors.driver import (
     divert_output,
     is_elsewhere,
     open_cluster,
-    sigterm_raises,
+    termination_raises,
 )
 from shoal_deployments.application import build_application
 from shoal_deployments.auth import ApiKeys
@@ -40,7 +40,7 @@ _WAITING = (
 
 
 def run(config: ServeConfig) -> int:
-    """Serve until Ctrl-C or SIGTERM, and return 0.
+    """Serve until Ctrl-C, SIGTERM or SIGHUP, and return 0.
 
     Raises ConfigError for what cannot work, before Ray is started; WorkError where an engine
     cannot be started or the application ends.
@@ -54,7 +54,7 @@ def run(config: ServeConfig) -> int:
     # Being told to end is how serving ends well.
     with (
         suppress(KeyboardInterrupt, Terminated),
-        sigterm_raises(),
+        termination_raises(),
         tempfile.TemporaryDirectory(prefix="shoal-serve-") as folder,
         divert_output(Path(folder) / "driver.log") as console,
     ):
@@ -64,7 +64,7 @@ def run(config: ServeConfig) -> int:
         with (
             kept_port(settings.host, port) if _shares_port() else nullcontext(),
             open_cluster(num_cpus=settings.num_cpus) as cluster,
-            sigterm_raises(),  # a second time: Ray's core has put a handler of its own in place
+            termination_raises(),  # a second time: Ray's core has put a handler of its own in place
             _serving(config, port, cluster, console),
         ):
             host = f"[{settings.host}]" if ":" in settings.host else settings.host

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from shoal.errors import ConfigError
 from shoal.training import EventKind, EventReader, append_event
-from shoal_actors.driver import Cluster, Terminated, sigterm_raises
+from shoal_actors.driver import Cluster, Terminated, termination_raises
 from shoal_actors.train.failure import FailureReport, RunFailed, describe
 from shoal_actors.train.gang import Gang, run_gang
 from shoal_actors.train.hang import LATE, SILENT
@@ -180,7 +180,7 @@ def test_workers_still_run_while_a_termination_is_prepared(
 
     timer = threading.Thread(target=terminate)
     timer.start()
-    with sigterm_raises(), pytest.raises(Terminated):
+    with termination_raises(), pytest.raises(Terminated):
         run_gang(
             _idle,
             tmp_path,

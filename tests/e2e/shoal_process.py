@@ -59,6 +59,10 @@ class MarkedProcess:
         """Send SIGTERM to the command itself."""
         self._process.terminate()
 
+    def hang_up(self) -> None:
+        """What a terminal does that is closed: tell the whole group."""
+        os.killpg(self._process.pid, signal.SIGHUP)
+
     def wait(self, timeout_s: float = 240) -> int:
         """Its exit code."""
         try:

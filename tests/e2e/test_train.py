@@ -85,9 +85,9 @@ def test_a_run_survives_everything_bit_for_bit(tmp_path: Path, ranks: RankPool) 
         assert not any(word in first.output for word in ("ray", "Ray", "Traceback"))
 
     with ShoalProcess(command, tmp_path) as third:
-        # SIGTERM before the workers run counts as ended early.
+        # A terminal that is closed, like SIGTERM, counts as ended early, also before workers run.
         third.wait_for(lambda: "parameters on 2 cpu workers" in third.output)
-        third.terminate()
+        third.hang_up()
         assert third.wait() == 3, third.output
         assert third.left_running() == []
 

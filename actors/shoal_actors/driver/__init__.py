@@ -2,7 +2,7 @@
 
 from shoal_actors.driver.cluster import Cluster, is_elsewhere, open_cluster
 from shoal_actors.driver.console import divert_output
-from shoal_actors.driver.stop import Terminated, sigterm_raises
+from shoal_actors.driver.stop import Terminated, termination_raises
 
 __all__ = [
     "Cluster",
@@ -10,5 +10,5 @@ __all__ = [
     "divert_output",
     "is_elsewhere",
     "open_cluster",
-    "sigterm_raises",
+    "termination_raises",
 ]

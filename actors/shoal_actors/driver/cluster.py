@@ -22,6 +22,7 @@ import shoal
 import shoal_actors
 from shoal.errors import ConfigError
 from shoal.plan import Machine
+from shoal_actors.driver.stop import hangups_withheld
 
 CONNECT_TIMEOUT_S = 5.0
 """Ray itself would try a dead address for two minutes."""
@@ -127,13 +128,14 @@ def _start(num_cpus: int) -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     for name, value in _OWN_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    ray.init(
-        address="local",
-        num_cpus=max(num_cpus, len(os.sched_getaffinity(0))),
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    with hangups_withheld():
+        ray.init(
+            address="local",
+            num_cpus=max(num_cpus, len(os.sched_getaffinity(0))),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
 
 
 def _connect(address: str) -> None:

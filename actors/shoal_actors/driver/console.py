@@ -6,13 +6,15 @@ and at moments of their own choosing.
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 
@@ -43,6 +45,19 @@ def divert_output(log: Path) -> Iterator[Console]:
         yield console
 
 
+class _Output(io.FileIO):
+    """A file that may be a terminal, and closed while there is still something to put in order."""
+
+    def write(self, data: Any) -> int:
+        """Write as files do; what a closed terminal does not take is dropped."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return len(memoryview(data))
+
+
 @contextmanager
 def _real_output() -> Iterator[TextIO]:
     """A stream that stays with the user's output while descriptor 1 goes elsewhere."""
@@ -50,7 +65,8 @@ def _real_output() -> Iterator[TextIO]:
         yield sys.stdout  # replaced by whoever called: it knows its own way
         return
     sys.stdout.flush()
-    with os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, buffering=1) as stream:
+    raw = io.BufferedWriter(_Output(os.dup(1), "w"))
+    with io.TextIOWrapper(raw, encoding=sys.stdout.encoding, line_buffering=True) as stream:
         yield stream
 
 

@@ -1,12 +1,13 @@
-"""SIGTERM as an exception of the main thread, so that a run is put in order as at a Ctrl-C."""
+"""Being told to end as an exception of the main thread: a run is put in order as at a Ctrl-C."""
 
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from typing import NoReturn
+
+from shoal.endings import when_told_to_end
 
 
 class Terminated(KeyboardInterrupt):
@@ -15,26 +16,39 @@ class Terminated(KeyboardInterrupt):
     A KeyboardInterrupt, since Ray's waiting lets through no other exception of a signal handler.
     """
 
+    def __init__(self, signal_name: str) -> None:
+        """``signal_name`` is SIGTERM, or SIGHUP where the terminal was closed."""
+        super().__init__(signal_name)
+        self.signal_name = signal_name
+
 
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Raise Terminated in the main thread at SIGTERM, inside this block."""
-    is_told = False
+def termination_raises() -> Iterator[None]:
+    """Inside this block raise Terminated in the main thread at SIGTERM and SIGHUP."""
+    told_by: list[str] = []
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal is_told
-        is_told = True
-        raise Terminated
+    def stop(number: signal.Signals) -> NoReturn:
+        told_by.append(number.name)
+        raise Terminated(number.name)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers, and gets signals
-        return
-    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with when_told_to_end(stop):
+            yield
+    except KeyboardInterrupt as error:
+        if told_by and not isinstance(error, Terminated):
+            raise Terminated(told_by[0]) from error  # what Ray's waiting made of ours
+        raise
+
+
+@contextmanager
+def hangups_withheld() -> Iterator[None]:
+    """Inside this block SIGHUP waits, and for processes begun here it waits for ever.
+
+    A terminal that closes tells every process of its group. Those that the driver ends, in order,
+    have to be there until then.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
-    except KeyboardInterrupt as error:
-        if is_told and not isinstance(error, Terminated):
-            raise Terminated from error  # what Ray's waiting made of ours
-        raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -36,7 +36,7 @@ from shoal_actors.driver import (
     divert_output,
     is_elsewhere,
     open_cluster,
-    sigterm_raises,
+    termination_raises,
 )
 from shoal_actors.train.checks import check_places, check_room
 from shoal_actors.train.failure import FailureReport, RunFailed, last_word
@@ -62,13 +62,14 @@ def run(config: Config) -> int:
 
     Goes on from the newest complete checkpoint of the run's folder. Raises ConfigError for what
     cannot work, before any worker starts where that can be known; WorkError with the first cause
-    where the run failed; EndedEarly where the data ended or SIGTERM came before the last step.
+    where the run failed; EndedEarly where the data ended or SIGTERM or SIGHUP came before the last
+    step.
     """
     config = with_absolute_paths(config)
     if not is_elsewhere():
         make_plan(config, Machine.here())  # refuses before anything is started or written
     folder = _folder(config)
-    with folder.lock(), sigterm_raises(), _endings_noted(folder.path):
+    with folder.lock(), termination_raises(), _endings_noted(folder.path):
         check_resume(folder.checkpoints, config.checkpoint.resume)
         logs = folder.path / LOGS_FOLDER
         logs.mkdir(exist_ok=True)
@@ -84,7 +85,7 @@ def run(config: Config) -> int:
 
 @contextmanager
 def _endings_noted(folder: Path) -> Iterator[None]:
-    """Note how a run ended other than by itself, and let SIGTERM count as ended early."""
+    """Note how a run ended other than by itself, and let being told to end count as ended early."""
     try:
         yield
     except ConfigError as error:
@@ -93,10 +94,10 @@ def _endings_noted(folder: Path) -> Iterator[None]:
     except WorkError as error:
         _note_ending(folder, EventKind.END, error=str(error))
         raise
-    except Terminated:
-        _note_ending(folder, EventKind.END, stopped_by="SIGTERM")
+    except Terminated as told:
+        _note_ending(folder, EventKind.END, stopped_by=told.signal_name)
         raise EndedEarly(
-            "Stopped by SIGTERM; the same command goes on from the last checkpoint."
+            f"Stopped by {told.signal_name}; the same command goes on from the last checkpoint."
         ) from None
     except KeyboardInterrupt:
         _note_ending(folder, EventKind.END, stopped_by="SIGINT")
@@ -123,7 +124,7 @@ def _train(config: Config, console: Console) -> TrainResult:
         return TrainResult(step=own.number, num_steps=config.train.steps, checkpoint=own.path)
     num_cpus = config.cluster.workers * config.cluster.threads_per_worker
     # A second time, because Ray's core has put a handler of its own in place, which aborts.
-    with open_cluster(num_cpus=num_cpus) as cluster, sigterm_raises():
+    with open_cluster(num_cpus=num_cpus) as cluster, termination_raises():
         plan = make_plan(config, cluster.machine)
         gang = Gang(
             num_workers=config.cluster.workers,

@@ -40,7 +40,7 @@ from ray.train.v2._internal.constants import WORKER_HEALTH_CHECK_TIMEOUT_S_ENV_V
 from ray.train.v2._internal.exceptions import WorkerHealthCheckTimeoutError
 
 from shoal.errors import ShoalError, WorkError
-from shoal_actors.driver import Terminated, sigterm_raises
+from shoal_actors.driver import Terminated, termination_raises
 from shoal_actors.train.failure import FailureReport, RunFailed, first_cause
 from shoal_actors.train.hang import Diagnosis
 
@@ -177,7 +177,7 @@ def run_gang(
     ``function`` reports its errors by ``RankFailed``. ``folder`` is on storage that all nodes
     share; Ray keeps its notes there. ``logs`` is where workers give their signs, if they do.
     ``on_failure`` is called in another process of this machine. ``before_termination`` is called at
-    SIGTERM, while the workers still run.
+    SIGTERM and SIGHUP, while the workers still run.
 
     Raises RunFailed with the cause when no further attempt is made, another WorkError where Ray
     itself fails, and ConfigError where a worker refused the user's input. KeyboardInterrupt and
@@ -220,7 +220,7 @@ def run_gang(
 def _fit(trainer: _Trainer, before_termination: Callable[[], object]) -> Any:
     """Fit, and kill the workers where this process is told to end."""
     try:
-        with sigterm_raises():
+        with termination_raises():
             return trainer.fit()
     except Terminated:
         try:

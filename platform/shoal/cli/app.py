@@ -5,7 +5,8 @@
     2    what the user wrote is wrong: one message with field, value and remedy
     3    ended early, as asked or because the data ran out
     130  interrupted by Ctrl-C
-    143  told to end by SIGTERM, where a command does not count that as one of the others
+    129  its terminal was closed (SIGHUP), 143 told to end by SIGTERM, where a command does not
+         count that as one of the others
 
 Every command imports what it needs when it runs: torch takes seconds to load, and ``shoal --help``
 or a refused file should not.
@@ -17,10 +18,8 @@ import logging
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -36,11 +35,11 @@ from shoal.cli.commands import (
     serve,
     train,
 )
+from shoal.endings import when_told_to_end
 from shoal.errors import ConfigError, ShoalError
 
 WORK_FAILED = 1
 INTERRUPTED = 130
-TERMINATED = 143
 
 app = typer.Typer(
     name="shoal",
@@ -76,7 +75,7 @@ def _configure(
 def main() -> None:
     """Run the command in ``sys.argv`` and leave the process with its exit code."""
     try:
-        with _sigterm_exits():
+        with when_told_to_end(_leave):
             app()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -84,25 +83,17 @@ def main() -> None:
         sys.exit(_report(error))
 
 
-@contextmanager
-def _sigterm_exits() -> Iterator[None]:
-    """Leave by SystemExit at SIGTERM, so that what a command has begun is put away."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        sys.exit(TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _leave(number: signal.Signals) -> NoReturn:
+    """Leave by SystemExit, so that what a command has begun is put away."""
+    sys.exit(128 + number)
 
 
 def _report(error: Exception) -> int:
     """Say on stderr what went wrong; the exit code that says it to scripts."""
-    if not isinstance(error, ShoalError | OSError) or _is_verbose():
-        traceback.print_exception(error)  # a fault of ours, or asked for: its place matters
-    sys.stderr.write(f"{_message(error)}\n")
+    with suppress(OSError):  # where the terminal was closed nobody reads, and the code counts
+        if not isinstance(error, ShoalError | OSError) or _is_verbose():
+            traceback.print_exception(error)  # a fault of ours, or asked for: its place matters
+        sys.stderr.write(f"{_message(error)}\n")
     return error.exit_code if isinstance(error, ShoalError) else WORK_FAILED
 
 

@@ -120,10 +120,10 @@ class Writer:
 
 def main(descriptor: int) -> None:
     """Serve the rank at the other end of a socket."""
-    # A terminal's Ctrl-C and a supervisor's SIGTERM reach the whole process group. The rank decides
-    # what becomes of a save; its end is the end of this process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A terminal's Ctrl-C or end and a supervisor's SIGTERM reach the whole process group. The rank
+    # decides what becomes of a save; its end is the end of this process.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     try:
         Writer(Connection(descriptor)).serve()
     except (EOFError, OSError):
