@@ -1,4 +1,7 @@
-"""``ray job submit`` with a working directory, on a cluster that asks for a token."""
+"""``ray job submit`` with a working directory, on a cluster that asks for a token.
+
+What it trains has two stages, each a Ray worker, and ends as the same run does without Ray.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,16 @@ from pathlib import Path
 
 import pytest
 
-from shoal.checkpoint import newest
-from shoal.training import EventReader
+from shoal.checkpoint import Manifest, newest
+from shoal.config import config_from_tree
+from shoal.training import EventReader, MetricsReader, TrainJob, TrainResult, train
 from tests.e2e.shoal_process import plain_environment
-from tests.training.tiny import config_tree, write_text
+from tests.ranks import RankPool
+from tests.training.tiny import MIXTURE, config_tree, make_job, write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))
+STEPS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +57,7 @@ def _head() -> Iterator[Head]:
     gcs, dashboard, agent = _free_port(), _free_port(), _free_port()
     # A short path: the names of Ray's sockets below it must stay under 108 characters.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        command = [RAY, "start", "--head", "--block", "--num-cpus=4", f"--temp-dir={folder}"]
+        command = [RAY, "start", "--head", "--block", "--num-cpus=2", f"--temp-dir={folder}"]
         command += [f"--port={gcs}", f"--dashboard-port={dashboard}", "--disable-usage-stats"]
         # The agent takes the job; its usual port may be another Ray's.
         command += [f"--dashboard-agent-listen-port={agent}"]
@@ -98,33 +104,56 @@ def _submit(head: Head, working: Path, arguments: list[str]) -> subprocess.Compl
         time.sleep(1)
 
 
-@pytest.mark.timeout(600)
-def test_a_job_trains_from_its_working_directory(tmp_path: Path) -> None:
-    working = tmp_path / "working"
+def _train(job: TrainJob) -> TrainResult:
+    return train(job)
+
+
+def _content(folder: Path) -> dict[str, str]:
+    """Checksums of everything in the last checkpoint."""
+    last = newest(folder / "checkpoints")
+    assert last is not None and last.number == STEPS
+    return {name: str(record) for name, record in Manifest.read(last.path).files.items()}
+
+
+def _watched_copy(working: Path, imports: Path) -> None:
+    """Our sources in ``working``; whoever imports them leaves its process's number."""
     for name in ("platform", "actors"):
         shutil.copytree(ROOT / name, working / name, ignore=shutil.ignore_patterns("__pycache__"))
-    # Whoever imports the copy in the working directory leaves a sign.
-    imports = tmp_path / "imports"
     imports.mkdir()
     with (working / "platform" / "shoal" / "__init__.py").open("a") as package:
         package.write(
             f"import os, pathlib\npathlib.Path({str(imports)!r}, str(os.getpid())).touch()\n"
         )
+
+
+@pytest.mark.timeout(600)
+def test_a_job_trains_from_its_working_directory(tmp_path: Path, ranks: RankPool) -> None:
+    working, imports, runs = (tmp_path / name for name in ("working", "imports", "runs"))
+    _watched_copy(working, imports)
     write_text(working / "text.txt")
     tree = config_tree(
         working,
-        run={"dir": str(tmp_path / "runs")},
+        run={"dir": str(runs)},
+        model={"config": {**MIXTURE, "num_hidden_layers": 3}},
         cluster={"workers": 2, "device": "cpu"},
-        train={"steps": 4, "global_batch": 4},
+        parallel={"pipeline": 2},
+        optimizer={"lr": 0.01, "clip": 1.0},
+        train={"steps": STEPS, "global_batch": 3},
     )
+    calm = {**tree, "run": {**tree["run"], "name": "calm"}}
+    ranks.run(2, _train, make_job(config_from_tree(calm)))
     tree["data"]["sources"] = [{"path": "text.txt"}]
     (working / "tiny.yaml").write_text(json.dumps(tree))
     with _head() as head:
         job = _submit(head, working, ["train", "tiny.yaml"])
     assert job.returncode == 0, job.stdout + job.stderr
-    assert "step 4/4  loss" in job.stdout
-    folder = tmp_path / "runs" / "run"
-    last = newest(folder / "checkpoints")
-    assert last is not None and last.number == 4
-    workers = EventReader(folder).poll()[0]["workers"]
+    assert f"step {STEPS}/{STEPS}  loss" in job.stdout
+    workers = EventReader(runs / "run").poll()[0]["workers"]
     assert {str(worker["pid"]) for worker in workers} <= {path.name for path in imports.iterdir()}
+
+    assert _content(runs / "run") == _content(runs / "calm")
+    steps, expected = (MetricsReader(runs / name).poll() for name in ("run", "calm"))
+    assert [(s.step, s.loss, s.grad_norm) for s in steps] == [
+        (s.step, s.loss, s.grad_norm) for s in expected
+    ]
+    assert all(step.auxiliary_loss is not None for step in steps)

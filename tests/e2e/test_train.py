@@ -17,7 +17,7 @@ from tests.e2e.shoal_process import ShoalProcess
 from tests.ranks import RankPool
 from tests.training.tiny import MODEL, config_tree, make_job, write_text
 
-STEPS = 240
+STEPS = 160
 
 
 def _train(job: Any) -> TrainResult:
@@ -45,7 +45,7 @@ def _content(folder: Path) -> dict[str, str]:
     return {name: str(record) for name, record in Manifest.read(last.path).files.items()}
 
 
-@pytest.mark.timeout(900)  # four commands, each of which starts a Ray of its own
+@pytest.mark.timeout(900)  # three commands, each of which starts a Ray of its own
 def test_a_run_survives_everything_bit_for_bit(tmp_path: Path, ranks: RankPool) -> None:
     write_text(tmp_path / "text.txt", num_bytes=20_000)
     tree = config_tree(
@@ -66,30 +66,25 @@ def test_a_run_survives_everything_bit_for_bit(tmp_path: Path, ranks: RankPool) 
 
     with ShoalProcess(command, tmp_path) as first:
         # A worker is killed: its peers fail, and all go on from the last checkpoint.
-        first.wait_for(lambda: _reached(folder, 50))
+        first.wait_for(lambda: _reached(folder, 25))
         workers = next(e["workers"] for e in EventReader(folder).poll() if e["event"] == "start")
         os.kill(workers[1]["pid"], signal.SIGKILL)
 
-        # A second run of the same name is refused and harms nothing.
-        with ShoalProcess(command, tmp_path) as second:
-            assert second.wait() == 2, second.output
-            assert "run.name = 'run'" in second.output and "in use" in second.output
-
         # Ctrl-C in the second attempt ends everything.
         first.wait_for(lambda: _events(folder).count("start") == 2)
-        first.wait_for(lambda: _reached(folder, 90))
+        first.wait_for(lambda: _reached(folder, 50))
         first.interrupt()
         assert first.wait() == 130, first.output
         assert first.left_running() == []
         assert "Rank 1 failed. ProcessDied" in first.output
         assert not any(word in first.output for word in ("ray", "Ray", "Traceback"))
 
-    with ShoalProcess(command, tmp_path) as third:
+    with ShoalProcess(command, tmp_path) as second:
         # A terminal that is closed, like SIGTERM, counts as ended early, also before workers run.
-        third.wait_for(lambda: "parameters on 2 cpu workers" in third.output)
-        third.hang_up()
-        assert third.wait() == 3, third.output
-        assert third.left_running() == []
+        second.wait_for(lambda: "parameters on 2 cpu workers" in second.output)
+        second.hang_up()
+        assert second.wait() == 3, second.output
+        assert second.left_running() == []
 
     with ShoalProcess(command, tmp_path) as last:
         assert last.wait() == 0, last.output
