@@ -68,11 +68,13 @@ class RankPool:
         self._processes: list[tuple[SpawnProcess, Connection]] = []
 
     def run(self, world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Call ``function(*args)`` on each rank inside a default gloo group; results by rank."""
+        """Call ``function(*args)`` on each rank inside a default gloo group; results by rank.
+
+        ``function`` is one of a test module, which goes along with it, or of an installed package.
+        """
         self._grow(world_size)
-        module = sys.modules.get(function.__module__)
-        if module is not None and function.__module__ != "__main__":
-            cloudpickle.register_pickle_by_value(module)
+        if function.__module__.startswith("tests."):
+            cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
         payload = cloudpickle.dumps((function, args))
         with tempfile.TemporaryDirectory() as folder:
             store_path = str(Path(folder) / uuid.uuid4().hex)

@@ -7,35 +7,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shoal.training import EventKind, MetricsWriter, StepMetrics, append_event
+from shoal.training import EventKind, MetricsWriter, append_event
 from shoal_actors.train.follow import Follower
-
-
-def _metrics(step: int) -> StepMetrics:
-    return StepMetrics(
-        step=step,
-        loss=2.0,
-        auxiliary_loss=None,
-        grad_norm=1.0,
-        lr=0.1,
-        tokens=64,
-        labels=60,
-        tokens_per_second=128.0,
-        step_seconds=11.0,
-        memory_bytes=1000,
-    )
+from tests.training.tiny import metrics_of
 
 
 def test_only_what_this_command_does_is_shown(tmp_path: Path) -> None:
     append_event(tmp_path, EventKind.SAVE, step=1, num_bytes=1)
     with MetricsWriter(tmp_path, last_step=0) as writer:
-        writer.write(_metrics(1))
+        writer.write(metrics_of(1, loss=2.0, step_seconds=11.0))
     output = io.StringIO()
     with Follower(tmp_path, Console(file=output, width=60), num_steps=3, max_failures=2):
         append_event(tmp_path, EventKind.START, workers=[{"rank": 0}, {"rank": 1}])
         append_event(tmp_path, EventKind.RESUME, step=1, path="checkpoints/step-00000001")
         with MetricsWriter(tmp_path, last_step=1) as writer:
-            writer.write(_metrics(2))
+            writer.write(metrics_of(2, loss=2.0, step_seconds=11.0))
         append_event(tmp_path, EventKind.STRAGGLER, rank=1, message="last seen at sea", stack="")
         refusal = {"step": 3, "cause": "the loss is nan", "goes_on_from": 2, "num_skipped": 4}
         append_event(tmp_path, EventKind.SPOILED, **refusal)

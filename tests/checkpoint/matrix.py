@@ -27,8 +27,8 @@ from shoal.training import (
     build_sharded_optimizer,
     fill_model,
 )
-from tests.parallel.matrix import LEVELS, MODELS, rows, sequences
-from tests.training.tiny import make_config
+from tests.parallel.matrix import LEVELS, MODELS, sequences
+from tests.training.tiny import make_config, part_of
 
 MODEL = {**MODELS["mixture"], "num_hidden_layers": 5, "mlp_only_layers": [0, 3]}
 """Tied, with and without experts, and stages of unequal numbers of layers."""
@@ -228,7 +228,7 @@ class _Run:
         batch = sequences("mixture", LENGTH, NUM_SEQUENCES, step)
         size = self._share if self._share % 2 else self._share // 2
         for start in range(self._first, self._first + self._share, size):
-            yield rows(batch, start, start + size)
+            yield part_of(batch, start, start + size)
 
 
 def _sampler(seed: int) -> Sampler:

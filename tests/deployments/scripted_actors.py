@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 
 from shoal.errors import ShoalError
-from shoal.inference import Limits, Submission
+from shoal.inference import Limits, Request, SamplingParams, Submission
 from shoal_actors.engine import EngineFacts, Pulse, Router
 from shoal_deployments.engines import Engines
 from tests.actors.scripted_engine import ScriptedEngine
+
+DEADLINE_S = 10.0
 
 LIMITS = Limits(vocab_size=257, context_length=512, num_blocks=64, block_size=4)
 
@@ -33,6 +35,28 @@ class _Method:
         if not self._hangs:
             future.set_result(self._answer(*arguments))
         return future
+
+
+class Slow:
+    """A remote method whose calls the test answers, or nobody."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.answers: list[asyncio.Future[Any]] = []
+
+    def remote(self, *arguments: object) -> asyncio.Future[Any]:
+        self.calls.append(arguments)
+        self.answers.append(asyncio.get_running_loop().create_future())
+        return self.answers[-1]
+
+    async def answer(self, result: object) -> None:
+        """Give the newest call its answer, or its failure, and let what follows happen."""
+        future = self.answers[-1]
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+        await settle()
 
 
 class Actor:
@@ -71,3 +95,35 @@ def connected(
         monkeypatch.setattr(link, "_actor", actor)
     engines._make_card()
     return engines
+
+
+Scene = Callable[[Engines, Sequence[Actor]], Coroutine[Any, Any, None]]
+
+
+def play(monkeypatch: pytest.MonkeyPatch, scene: Scene, *fingerprints: str) -> None:
+    """Run ``scene`` with one frontend and an engine for each of ``fingerprints``."""
+
+    async def run() -> None:
+        actors = [Actor() for _ in fingerprints]
+        engines = connected(monkeypatch, list(map(facts_of, fingerprints)), actors)
+        async with asyncio.timeout(DEADLINE_S):
+            await scene(engines, actors)
+
+    asyncio.run(run())
+
+
+def asked(name: str, prompt: Sequence[int] = PROMPT, n: int = 1) -> Request:
+    """A request for up to 9 tokens."""
+    return Request(id=name, prompt=tuple(prompt), params=SamplingParams(max_tokens=9, n=n, seed=1))
+
+
+def lose(engines: Engines, place: int) -> None:
+    """What the link at ``place`` does when its stream breaks."""
+    engines._links[place]._actor = None
+    engines.on_lost(place, "scripted")
+
+
+async def settle() -> None:
+    """Let everything happen that waits for nothing else."""
+    for _ in range(20):
+        await asyncio.sleep(0)

@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
 from shoal.errors import ConfigError, Overloaded
-from shoal.inference import Output, Request, SamplingParams
+from shoal.inference import Output
 from shoal_deployments.engine_client import EngineFailed, EngineUnavailable
 from shoal_deployments.engines import Engines
 from shoal_deployments.mailbox import Mailbox
-from tests.deployments.scripted_actors import PROMPT, Actor, connected, facts_of
-
-DEADLINE_S = 10.0
-
-Scene = Callable[[Engines, Sequence[Actor]], Coroutine[Any, Any, None]]
-
-
-def play(monkeypatch: pytest.MonkeyPatch, scene: Scene, *fingerprints: str) -> None:
-    """Run ``scene`` with one frontend and an engine for each of ``fingerprints``."""
-
-    async def run() -> None:
-        actors = [Actor() for _ in fingerprints]
-        engines = connected(monkeypatch, list(map(facts_of, fingerprints)), actors)
-        async with asyncio.timeout(DEADLINE_S):
-            await scene(engines, actors)
-
-    asyncio.run(run())
-
-
-def asked(name: str, prompt: Sequence[int] = PROMPT, n: int = 1) -> Request:
-    return Request(id=name, prompt=tuple(prompt), params=SamplingParams(max_tokens=9, n=n, seed=1))
+from tests.deployments.scripted_actors import (
+    Actor,
+    asked,
+    connected,
+    facts_of,
+    lose,
+    play,
+    settle,
+)
 
 
 def output(name: str, token: int, *, choice: int = 0, ends: bool = False) -> Output:
@@ -43,18 +30,6 @@ def output(name: str, token: int, *, choice: int = 0, ends: bool = False) -> Out
         token_ids=(token,),
         finish_reason="length" if ends else None,
     )
-
-
-def lose(engines: Engines, place: int) -> None:
-    """What the link at ``place`` does when its stream breaks."""
-    engines._links[place]._actor = None
-    engines.on_lost(place, "scripted")
-
-
-async def settle() -> None:
-    """Let everything happen that waits for nothing else."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("num_frontends", [1, 4])

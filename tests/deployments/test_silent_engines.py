@@ -9,44 +9,25 @@ from typing import Any
 import pytest
 
 from shoal.errors import Overloaded
-from shoal.inference import Output, Request, SamplingParams
+from shoal.inference import Output
 from shoal_actors.engine import STILL_S, LinkState
 from shoal_deployments.engine_client import EngineFailed, EngineUnavailable
 from shoal_deployments.engines import PATIENCE_S, Engines
 from shoal_deployments.mailbox import Mailbox
-from tests.deployments.scripted_actors import PROMPT, Actor, connected, facts_of
-
-DEADLINE_S = 10.0
+from tests.deployments import scripted_actors
+from tests.deployments.scripted_actors import Actor, Slow, asked, lose, settle
 
 Scene = Callable[[Engines, Sequence[Actor], Mailbox], Coroutine[Any, Any, None]]
 
 
-class _Slow:
-    """A remote method whose calls the test answers, or nobody."""
-
-    def __init__(self) -> None:
-        self.answers: list[asyncio.Future[Any]] = []
-
-    def remote(self, *arguments: object) -> asyncio.Future[Any]:
-        self.answers.append(asyncio.get_running_loop().create_future())
-        return self.answers[-1]
-
-
 def play(monkeypatch: pytest.MonkeyPatch, scene: Scene, *fingerprints: str) -> None:
-    """Run ``scene`` with one frontend and an engine for each of ``fingerprints``."""
+    """Run ``scene`` with a client's mailbox; nothing may be held for it at the end."""
 
-    async def run() -> None:
-        actors = [Actor() for _ in fingerprints]
-        engines = connected(monkeypatch, list(map(facts_of, fingerprints)), actors)
-        async with asyncio.timeout(DEADLINE_S):
-            await scene(engines, actors, Mailbox(1000))
+    async def whole(engines: Engines, actors: Sequence[Actor]) -> None:
+        await scene(engines, actors, Mailbox(1000))
         assert engines._held == {}
 
-    asyncio.run(run())
-
-
-def asked(n: int = 1) -> Request:
-    return Request(id="r", prompt=PROMPT, params=SamplingParams(max_tokens=9, n=n, seed=1))
+    scripted_actors.play(monkeypatch, whole, *fingerprints)
 
 
 def outputs(*tokens: int, choice: int = 0, ends: bool = False) -> list[Output]:
@@ -65,12 +46,6 @@ def outputs(*tokens: int, choice: int = 0, ends: bool = False) -> list[Output]:
 
 async def tokens_of(mailbox: Mailbox) -> list[int]:
     return [token for each in await mailbox.take() for token in each.token_ids]
-
-
-async def settle() -> None:
-    """Let everything happen that waits for nothing else."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def stand_still(engines: Engines, place: int, silent_s: float = STILL_S) -> None:
@@ -92,7 +67,7 @@ def test_what_waits_for_an_engine_that_stands_still_goes_on_elsewhere_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scene(engines: Engines, actors: Sequence[Actor], mailbox: Mailbox) -> None:
-        await engines.submit([asked(n=2)], mailbox)
+        await engines.submit([asked("r", n=2)], mailbox)
         engines.on_outputs(0, [*outputs(5, 7), *outputs(6, choice=1)])
         assert await tokens_of(mailbox) == [5, 7, 6]
         await stand_still(engines, 0)
@@ -114,14 +89,13 @@ def test_a_request_leaves_one_engine_only(monkeypatch: pytest.MonkeyPatch) -> No
     """A second one that stands still is waited for; a second one that is lost is its end."""
 
     async def scene(engines: Engines, actors: Sequence[Actor], mailbox: Mailbox) -> None:
-        await engines.submit([asked()], mailbox)
+        await engines.submit([asked("r")], mailbox)
         await stand_still(engines, 0)
         await stand_still(engines, 1)
         assert [len(actor.taken) for actor in actors] == [1, 1, 0]
         engines.on_outputs(1, outputs(5))
         assert await tokens_of(mailbox) == [5]
-        engines._links[1]._actor = None
-        engines.on_lost(1, "scripted")
+        lose(engines, 1)
         with pytest.raises(EngineFailed, match="was lost"):
             await mailbox.take()
 
@@ -133,7 +107,7 @@ def test_what_nobody_can_go_on_with_waits_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch, others: Sequence[str]
 ) -> None:
     async def scene(engines: Engines, actors: Sequence[Actor], mailbox: Mailbox) -> None:
-        await engines.submit([asked()], mailbox)
+        await engines.submit([asked("r")], mailbox)
         engines.on_outputs(0, outputs(5))
         await stand_still(engines, 0, STILL_S + PATIENCE_S - 1)
         come_back(engines, 0)
@@ -150,7 +124,7 @@ def test_what_nobody_can_go_on_with_waits_but_not_for_ever(
 
 def test_an_engine_that_is_full_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(engines: Engines, actors: Sequence[Actor], mailbox: Mailbox) -> None:
-        await engines.submit([asked()], mailbox)
+        await engines.submit([asked("r")], mailbox)
         engines.on_outputs(0, outputs(5))
         actors[1].refusal = Overloaded("Full.")
         await stand_still(engines, 0)
@@ -172,9 +146,9 @@ def test_who_comes_back_while_another_is_asked_is_heard(
     """Whichever is ahead gives the next token, and nothing is lost where the other refuses."""
 
     async def scene(engines: Engines, actors: Sequence[Actor], mailbox: Mailbox) -> None:
-        slow = _Slow()
+        slow = Slow()
         monkeypatch.setattr(actors[1], "submit", slow)
-        await engines.submit([asked()], mailbox)
+        await engines.submit([asked("r")], mailbox)
         engines.on_outputs(0, outputs(5))
         await stand_still(engines, 0)
         come_back(engines, 0)
@@ -194,9 +168,9 @@ def test_who_comes_back_and_ends_the_answer_has_it_given_up_by_who_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scene(engines: Engines, actors: Sequence[Actor], mailbox: Mailbox) -> None:
-        slow = _Slow()
+        slow = Slow()
         monkeypatch.setattr(actors[1], "submit", slow)
-        await engines.submit([asked()], mailbox)
+        await engines.submit([asked("r")], mailbox)
         await stand_still(engines, 0)
         engines.on_outputs(0, outputs(5, ends=True))
         slow.answers[0].set_result(None)
@@ -209,8 +183,8 @@ def test_who_comes_back_and_ends_the_answer_has_it_given_up_by_who_is_asked(
 
 def test_a_client_that_leaves_meanwhile_leaves_both(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(engines: Engines, actors: Sequence[Actor], mailbox: Mailbox) -> None:
-        monkeypatch.setattr(actors[1], "submit", _Slow())
-        await engines.submit([asked()], mailbox)
+        monkeypatch.setattr(actors[1], "submit", Slow())
+        await engines.submit([asked("r")], mailbox)
         await stand_still(engines, 0)
         engines.abort(["r"])
         await settle()
@@ -223,12 +197,11 @@ def test_an_engine_that_is_lost_after_all_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scene(engines: Engines, actors: Sequence[Actor], mailbox: Mailbox) -> None:
-        slow = _Slow()
+        slow = Slow()
         monkeypatch.setattr(actors[1], "submit", slow)
-        await engines.submit([asked()], mailbox)
+        await engines.submit([asked("r")], mailbox)
         await stand_still(engines, 0)
-        engines._links[0]._actor = None
-        engines.on_lost(0, "scripted")
+        lose(engines, 0)
         slow.answers[0].set_result(Overloaded("Full."))
         with pytest.raises(EngineFailed, match="was lost"):
             await mailbox.take()
@@ -241,9 +214,9 @@ def test_a_submission_to_an_engine_that_stands_still_goes_to_the_next(
     monkeypatch: pytest.MonkeyPatch, has_begun: bool
 ) -> None:
     async def scene(engines: Engines, actors: Sequence[Actor], mailbox: Mailbox) -> None:
-        slow = _Slow()
+        slow = Slow()
         monkeypatch.setattr(actors[0], "submit", slow)
-        asking = asyncio.create_task(engines.submit([asked()], mailbox))
+        asking = asyncio.create_task(engines.submit([asked("r")], mailbox))
         await settle()
         if has_begun:  # and its word that it took the request did not come any more
             engines.on_outputs(0, outputs(5))
@@ -265,15 +238,14 @@ def test_an_engine_that_was_told_off_is_not_asked_again(monkeypatch: pytest.Monk
     """The abort that it was sent may still be remembered there."""
 
     async def scene(engines: Engines, actors: Sequence[Actor], mailbox: Mailbox) -> None:
-        slow = _Slow()
+        slow = Slow()
         monkeypatch.setattr(actors[0], "submit", slow)
-        asking = asyncio.create_task(engines.submit([asked()], mailbox))
+        asking = asyncio.create_task(engines.submit([asked("r")], mailbox))
         await settle()
         await stand_still(engines, 0)
         await asking
         come_back(engines, 0)
-        engines._links[1]._actor = None
-        engines.on_lost(1, "scripted")
+        lose(engines, 1)
         with pytest.raises(EngineFailed, match="was lost"):
             await mailbox.take()
         assert len(slow.answers) == 1
@@ -283,8 +255,8 @@ def test_an_engine_that_was_told_off_is_not_asked_again(monkeypatch: pytest.Monk
 
 def test_a_submission_that_nobody_takes_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(engines: Engines, actors: Sequence[Actor], mailbox: Mailbox) -> None:
-        monkeypatch.setattr(actors[0], "submit", _Slow())
-        asking = asyncio.create_task(engines.submit([asked()], mailbox))
+        monkeypatch.setattr(actors[0], "submit", Slow())
+        asking = asyncio.create_task(engines.submit([asked("r")], mailbox))
         await settle()
         await stand_still(engines, 0)
         with pytest.raises(EngineUnavailable, match="No engine takes requests"):

@@ -23,7 +23,7 @@ from typing import Any
 
 from shoal.checkpoint import Manifest, newest
 from shoal.config import config_from_tree
-from shoal.training import EventReader, TrainJob, train
+from shoal.training import EventReader, train
 from tests.e2e.shoal_process import ShoalProcess
 from tests.ranks import RankPool
 from tests.training.tiny import MODEL, config_tree, make_job, write_text
@@ -125,7 +125,7 @@ def main(num_kills: int) -> None:
         calm = {**tree, "run": {**tree["run"], "name": "calm"}}
         pool = RankPool()
         try:
-            pool.run(2, _train, make_job(config_from_tree(calm)))
+            pool.run(2, train, make_job(config_from_tree(calm)))
         finally:
             pool.close()
         (folder / "run.yaml").write_text(json.dumps(tree))
@@ -160,10 +160,6 @@ def _tree(folder: Path, num_kills: int) -> dict[str, Any]:
         train={"steps": STEPS, "global_batch": 8},
         checkpoint={"every": EVERY, "asynchronous": True, "on_failure": "retry"},
     )
-
-
-def _train(job: TrainJob) -> None:
-    train(job)
 
 
 def _report(runs: Path, storm: Storm, seconds: float, left: list[str]) -> str:

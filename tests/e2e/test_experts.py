@@ -20,10 +20,6 @@ from tests.training.tiny import MIXTURE, make_config, make_job, write_text
 STEPS = 3
 
 
-def _train(job: Any) -> None:
-    train(job)
-
-
 def _losses(folder: Path) -> list[float]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line)["loss"] for line in lines]
@@ -39,7 +35,7 @@ def test_workers_that_share_experts_train_what_one_does(
         "optimizer": {"kind": "sgd", "lr": 0.1},
     }
     alone = make_config(tmp_path, **sections, run={"name": "alone"})
-    ranks.run(1, _train, make_job(alone))
+    ranks.run(1, train, make_job(alone))
     shared = make_config(
         tmp_path,
         **sections,

@@ -23,7 +23,7 @@ import pytest
 
 from shoal.checkpoint import Manifest, newest
 from shoal.config import config_from_tree
-from shoal.training import EventReader, MetricsReader, TrainJob, TrainResult, train
+from shoal.training import EventReader, MetricsReader, train
 from tests.e2e.shoal_process import plain_environment
 from tests.ranks import RankPool
 from tests.training.tiny import MIXTURE, config_tree, make_job, write_text
@@ -104,10 +104,6 @@ def _submit(head: Head, working: Path, arguments: list[str]) -> subprocess.Compl
         time.sleep(1)
 
 
-def _train(job: TrainJob) -> TrainResult:
-    return train(job)
-
-
 def _content(folder: Path) -> dict[str, str]:
     """Checksums of everything in the last checkpoint."""
     last = newest(folder / "checkpoints")
@@ -141,7 +137,7 @@ def test_a_job_trains_from_its_working_directory(tmp_path: Path, ranks: RankPool
         train={"steps": STEPS, "global_batch": 3},
     )
     calm = {**tree, "run": {**tree["run"], "name": "calm"}}
-    ranks.run(2, _train, make_job(config_from_tree(calm)))
+    ranks.run(2, train, make_job(config_from_tree(calm)))
     tree["data"]["sources"] = [{"path": "text.txt"}]
     (working / "tiny.yaml").write_text(json.dumps(tree))
     with _head() as head:

@@ -6,22 +6,17 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from shoal.checkpoint import Manifest, newest
 from shoal.config import config_from_tree
-from shoal.training import EventReader, TrainResult, train
+from shoal.training import EventReader, train
 from tests.e2e.shoal_process import ShoalProcess
 from tests.ranks import RankPool
 from tests.training.tiny import MODEL, config_tree, make_job, write_text
 
 STEPS = 160
-
-
-def _train(job: Any) -> TrainResult:
-    return train(job)
 
 
 def _steps(folder: Path) -> list[int]:
@@ -59,7 +54,7 @@ def test_a_run_survives_everything_bit_for_bit(tmp_path: Path, ranks: RankPool) 
         checkpoint={"every": 20},
     )
     calm = {**tree, "run": {**tree["run"], "name": "calm"}}
-    ranks.run(2, _train, make_job(config_from_tree(calm)))
+    ranks.run(2, train, make_job(config_from_tree(calm)))
     (tmp_path / "run.yaml").write_text(json.dumps(tree))
     folder = tmp_path / "runs" / "run"
     command = ["train", "run.yaml"]

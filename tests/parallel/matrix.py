@@ -27,7 +27,7 @@ from shoal.training import (
     fill_model,
 )
 from tests.plan.measured import Measured, bytes_by_kind, calls_of
-from tests.training.tiny import MIXTURE, MODEL
+from tests.training.tiny import MIXTURE, MODEL, part_of
 
 NUM_STEPS, SEED = 3, 7
 RATES: dict[str, dict[str, Any]] = {"sgd": {"lr": 0.1}, "adamw": {"lr": 0.01, "eps": 0.01}}
@@ -233,16 +233,6 @@ def sequences(model: str, length: int, count: int, step: int) -> Batch:
     return Batch(tokens=tokens, labels=labels, positions=positions, documents=documents)
 
 
-def rows(batch: Batch, start: int, stop: int) -> Batch:
-    """Some of the sequences."""
-    return Batch(
-        tokens=batch.tokens[start:stop],
-        labels=batch.labels[start:stop],
-        positions=batch.positions[start:stop],
-        documents=batch.documents[start:stop],
-    )
-
-
 @cache
 def expected(
     model: str,
@@ -338,7 +328,7 @@ def train(cell: Cell) -> Outcome:
     def microbatches(step: int) -> Iterator[Batch]:
         batch = sequences(cell.model, cell.length, cell.num_sequences, step)
         for start in range(first, first + share, cell.micro_batch):
-            yield rows(batch, start, start + cell.micro_batch)
+            yield part_of(batch, start, start + cell.micro_batch)
 
     steps, measured = [], []
     for step in range(NUM_STEPS):

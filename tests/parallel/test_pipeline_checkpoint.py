@@ -13,7 +13,7 @@ from shoal.fsdp import sharded_parameters
 from shoal.models import HFWeights, read_hf_config
 from shoal.models.config import DecoderConfig
 from shoal.plan import resolve_precision
-from shoal.training import TrainJob, TrainResult, build_model, build_sharded_optimizer, train
+from shoal.training import build_model, build_sharded_optimizer, train
 from tests.ranks import RankPool
 from tests.training.tiny import MIXTURE, make_config, make_job, write_text
 
@@ -35,10 +35,6 @@ def _config(
             **sections,
         },
     )
-
-
-def _train(job: TrainJob) -> TrainResult:
-    return train(job)
 
 
 def _loaded(config: Config, path: Path) -> list[tuple[str, int, State]]:
@@ -70,7 +66,7 @@ def _whole(path: Path, config: Config, ranks: RankPool) -> dict[str, State]:
 def test_any_number_of_stages_reads_what_any_other_wrote(tmp_path: Path, ranks: RankPool) -> None:
     write_text(tmp_path / "text.txt")
     two = _config(tmp_path, stages=2, data=2, train={"steps": 2, "global_batch": 6})
-    ranks.run(4, _train, make_job(two))
+    ranks.run(4, train, make_job(two))
     last = newest(tmp_path / "runs" / "run" / "checkpoints")
     assert last is not None and last.number == 2
     alone = _config(tmp_path, stages=1)
@@ -125,7 +121,7 @@ def test_a_resumed_run_takes_the_same_steps(tmp_path: Path, ranks: RankPool) -> 
                 checkpoint={"every": 2},
                 optimizer={"lr": 0.01, "schedule": {"kind": "constant"}},
             )
-            results = ranks.run(2, _train, make_job(config))
+            results = ranks.run(2, train, make_job(config))
             assert [result.step for result in results] == [steps, steps]
         last = newest(tmp_path / "runs" / name / "checkpoints")
         assert last is not None

@@ -132,3 +132,15 @@ def at_every_layout(
         for index, layout in enumerate(layouts):
             found[layout] = whole_states([results[index] for results in by_rank])
     return found
+
+
+def assert_same_bits(found: dict[str, Whole]) -> Whole:
+    """Every layout has made what one rank made, which is returned."""
+    expected = found["one rank"]
+    for layout, states in found.items():
+        assert states.keys() == expected.keys()
+        for name, state in states.items():
+            assert state.keys() == expected[name].keys()
+            for key, value in state.items():
+                assert torch.equal(value, expected[name][key]), (layout, name, key)
+    return expected

@@ -10,7 +10,7 @@ import torch
 from shoal.checkpoint import CheckpointWeights
 from shoal.errors import ConfigError
 from shoal.models import Decoder, DecoderConfig, initialize
-from shoal.training import TrainJob, TrainResult, train
+from shoal.training import TrainJob, train
 from tests.ranks import RankPool
 from tests.training.tiny import MODEL, make_config, make_job, write_text
 
@@ -18,10 +18,6 @@ HEAD = ["model.lm_head.weight", "optimizer.lm_head.*"]
 UNTIED = {**MODEL, "tie_word_embeddings": False}
 RATE = 1e-9
 """So small that a step leaves weights next to where they were."""
-
-
-def _train(job: TrainJob) -> TrainResult:
-    return train(job)
 
 
 def _refusal(job: TrainJob) -> str:
@@ -47,7 +43,7 @@ def _job(folder: Path, name: str, steps: int, *, tied: bool, **checkpoint: objec
 @pytest.mark.parametrize("tied", [True, False], ids=["missing", "unread"])
 def test_only_keys_allowed_by_name_may_differ(tmp_path: Path, ranks: RankPool, tied: bool) -> None:
     write_text(tmp_path / "text.txt")
-    path = ranks.run(2, _train, _job(tmp_path, "first", 1, tied=tied))[0].checkpoint
+    path = ranks.run(2, train, _job(tmp_path, "first", 1, tied=tied))[0].checkpoint
     assert path is not None
     start = {"resume": str(path)}
     for allow in ([], HEAD[:1], ["*lm_heads*"]):
@@ -55,7 +51,7 @@ def test_only_keys_allowed_by_name_may_differ(tmp_path: Path, ranks: RankPool, t
         for refusal in ranks.run(2, _refusal, job):
             assert "lm_head.weight" in refusal and "checkpoint.allow" in refusal
     job = _job(tmp_path, "second", 2, tied=not tied, **start, allow=HEAD)
-    made = ranks.run(2, _train, job)[0].checkpoint
+    made = ranks.run(2, train, job)[0].checkpoint
     assert made is not None and made.name == "step-00000002"
     before, after = CheckpointWeights(path), CheckpointWeights(made)
     name = "model.layers.1.mlp.up_proj.weight"

@@ -17,9 +17,9 @@ from shoal.models import Decoder, DecoderConfig, HFWeights, load_weights
 from shoal.plan import resolve_precision
 from shoal.training import Stepper, build_model, build_sharded_optimizer, fill_model
 from tests.checkpoint import toy
-from tests.parallel.matrix import MODELS, rows, sequences
+from tests.parallel.matrix import MODELS, sequences
 from tests.ranks import RankPool
-from tests.training.tiny import make_config
+from tests.training.tiny import make_config, part_of
 
 MODEL = {**MODELS["mixture"], "num_hidden_layers": 2}
 LENGTH = 11
@@ -40,7 +40,7 @@ LAYOUTS: list[tuple[int, int, int, dict[str, str], dict[str, str]]] = [
 
 
 def _sequence(number: int, step: int) -> Batch:
-    return rows(sequences("mixture", LENGTH, 6, step), number, number + 1)
+    return part_of(sequences("mixture", LENGTH, 6, step), number, number + 1)
 
 
 def _config(folder: Path, number: int) -> Config:

@@ -12,9 +12,9 @@ import pytest
 from shoal.checkpoint import Manifest
 from shoal.config import GuardSettings
 from shoal.data import Sampler
-from shoal.training import EventReader, Guard, SpoiledStep, StepMetrics, TrainJob, train
+from shoal.training import EventReader, Guard, SpoiledStep, TrainJob, train
 from tests.ranks import RankFailure, RankPool
-from tests.training.tiny import MODEL, make_config, make_job
+from tests.training.tiny import MODEL, make_config, make_job, train_until
 
 STEPS, BATCH_BYTES = 14, 4 * 24
 
@@ -39,25 +39,6 @@ def _job(folder: Path, name: str, action: str, *, limit: int = 3) -> TrainJob:
             },
         )
     )
-
-
-def _train(job: TrainJob) -> None:
-    train(job)
-
-
-class _Crash(Exception):
-    """Scripted."""
-
-
-def _train_until(job: TrainJob, step: int) -> None:
-    """Train and die on every rank right after ``step`` is made for the first time."""
-
-    def crash(metrics: StepMetrics) -> None:
-        if metrics.step == step:
-            raise _Crash
-
-    with pytest.raises(_Crash):
-        train(job, crash)
 
 
 def _train_on_the_rest(job: TrainJob, batches: set[int]) -> None:
@@ -92,7 +73,7 @@ def _refusals(job: TrainJob) -> list[dict[str, Any]]:
 
 def test_going_back_is_as_if_the_data_were_not_there(tmp_path: Path, ranks: RankPool) -> None:
     job = _job(tmp_path, "run", "rollback")
-    ranks.run(2, _train, job)
+    ranks.run(2, train, job)
     refusals = _refusals(job)
     first = refusals[0]
     assert (first["step"], first["goes_on_from"], first["num_skipped"]) == (10, 8, 2 * 4)
@@ -109,16 +90,16 @@ def test_going_back_is_as_if_the_data_were_not_there(tmp_path: Path, ranks: Rank
 
     # Cut before the spike, so that it comes again, and after it: the same bits.
     cut = _job(tmp_path, "cut", "rollback")
-    ranks.run(2, _train_until, cut, 9)
-    ranks.run(2, _train_until, cut, 13)
-    ranks.run(2, _train, cut)
+    ranks.run(2, train_until, cut, 9)
+    ranks.run(2, train_until, cut, 13)
+    ranks.run(2, train, cut)
     assert _steps(cut) == _steps(job)
     assert _files(cut) == _files(job)
 
 
 def test_a_skipped_batch_changes_no_weight(tmp_path: Path, ranks: RankPool) -> None:
     job = _job(tmp_path, "run", "skip")
-    ranks.run(2, _train, job)
+    ranks.run(2, train, job)
     refusals = _refusals(job)
     assert [(event["goes_on_from"], event["num_skipped"]) for event in refusals] == (
         [(9, 4)] * len(refusals)
@@ -128,8 +109,8 @@ def test_a_skipped_batch_changes_no_weight(tmp_path: Path, ranks: RankPool) -> N
     assert all(now <= 1.5 * sum(losses[i : i + 3]) / 3 for i, now in enumerate(losses[3:]))
 
     cut = _job(tmp_path, "cut", "skip")
-    ranks.run(2, _train_until, cut, 9)
-    ranks.run(2, _train, cut)
+    ranks.run(2, train_until, cut, 9)
+    ranks.run(2, train, cut)
     assert _steps(cut) == _steps(job)
     assert _files(cut) == _files(job)
 
@@ -144,7 +125,7 @@ def test_the_first_checkpoint_to_go_back_to_is_the_start(tmp_path: Path, ranks: 
     (tmp_path / "text.txt").write_text("ab" * 3000)
     job = make_job(write)
     with pytest.raises(RankFailure, match=r"Step [23]: the (loss|gradient's norm) is (nan|inf)"):
-        ranks.run(1, _train, job)
+        ranks.run(1, train, job)
     assert [event["goes_on_from"] for event in _refusals(job)] == [0, 0]
     assert (job.folder.path / "checkpoints" / "step-00000000").is_dir()
 

@@ -19,6 +19,7 @@ from tests.training.tiny import (
     WHOLE_BLOCKS,
     make_config,
     make_job,
+    train_until,
     write_text,
 )
 
@@ -80,25 +81,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def _train(job: TrainJob) -> TrainResult:
-    return train(job)
-
-
-class _Crash(Exception):
-    """Scripted."""
-
-
-def _train_until(job: TrainJob, step: int) -> None:
-    """Train and die on every rank right after ``step``."""
-
-    def crash(metrics: StepMetrics) -> None:
-        if metrics.step == step:
-            raise _Crash
-
-    with pytest.raises(_Crash):
-        train(job, crash)
-
-
 def _train_until_told(job: TrainJob, step: int) -> TrainResult:
     """Train with one rank, not the first, told to end once ``step`` is made."""
     told: list[bool] = []
@@ -114,7 +96,7 @@ def test_a_run_that_is_told_to_end_goes_on_later(tmp_path: Path, ranks: RankPool
     write_text(tmp_path / "text.txt")
     sections = CASES["shared sequences, two ranks"]  # where each is read by both
     straight = _job(tmp_path, "straight", steps=6, **sections)
-    whole = ranks.run(2, _train, straight)[0]
+    whole = ranks.run(2, train, straight)[0]
     job = _job(tmp_path, "cut", steps=6, **sections)
     cut = ranks.run(2, _train_until_told, job, 2)
     assert [(each.step, each.is_cut, each.is_out_of_data) for each in cut] == 2 * [(3, True, False)]
@@ -144,12 +126,12 @@ def test_two_resumptions_are_as_none(tmp_path: Path, ranks: RankPool, case: str)
     }
     world_size = sections["cluster"]["workers"]
     straight = _job(tmp_path, "straight", steps=12, **sections)
-    whole = ranks.run(world_size, _train, straight)[0]
+    whole = ranks.run(world_size, train, straight)[0]
     job = _job(tmp_path, "resumed", steps=12, **sections)
     # The steps after the last checkpoint are lost and made again.
-    ranks.run(world_size, _train_until, job, 6)
-    ranks.run(world_size, _train_until, job, 9)
-    resumed = ranks.run(world_size, _train, job)[0]
+    ranks.run(world_size, train_until, job, 6)
+    ranks.run(world_size, train_until, job, 9)
+    resumed = ranks.run(world_size, train, job)[0]
     assert resumed.step == whole.step == 12
     assert _losses(job) == _losses(straight)
     assert _files(resumed) == _files(whole)
@@ -173,20 +155,20 @@ def test_all_ranks_stop_together_when_the_data_ends(tmp_path: Path, ranks: RankP
         cluster={"workers": 2, "device": "cpu"},
         data={"seq_len": 24, "epochs": 1},
     )
-    results = ranks.run(2, _train, job)
+    results = ranks.run(2, train, job)
     steps = job.data.num_sequences // 4
     assert 0 < steps < 50
     assert [(result.step, result.is_out_of_data) for result in results] == [(steps, True)] * 2
     assert results[0].checkpoint is not None
     assert results[0].checkpoint.name == f"step-{steps:08}"
-    again = ranks.run(2, _train, job)
+    again = ranks.run(2, train, job)
     assert [(result.step, result.is_out_of_data) for result in again] == [(steps, True)] * 2
 
 
 def test_a_run_goes_on_at_another_number_of_ranks(tmp_path: Path, ranks: RankPool) -> None:
     write_text(tmp_path / "text.txt")
     one = _job(tmp_path, "one", steps=6, checkpoint={"every": 3})
-    ranks.run(1, _train, one)
+    ranks.run(1, train, one)
     changing = _job(
         tmp_path,
         "changing",
@@ -194,10 +176,10 @@ def test_a_run_goes_on_at_another_number_of_ranks(tmp_path: Path, ranks: RankPoo
         checkpoint={"every": 3},
         cluster={"workers": 2, "device": "cpu"},
     )
-    ranks.run(2, _train_until, changing, 4)
+    ranks.run(2, train_until, changing, 4)
     single = changing.config.cluster.model_copy(update={"workers": 1})
     ranks.run(
-        1, _train, replace(changing, config=changing.config.model_copy(update={"cluster": single}))
+        1, train, replace(changing, config=changing.config.model_copy(update={"cluster": single}))
     )
     for (step, loss, _), (other_step, other, _) in zip(
         _losses(one), _losses(changing), strict=True
@@ -215,12 +197,12 @@ def test_a_run_goes_on_where_weights_travel_otherwise(tmp_path: Path, ranks: Ran
         "precision": {"compute": "mxfp8"},
     }
     straight = _job(tmp_path, "straight", steps=4, **sections)
-    ranks.run(2, _train, straight)
+    ranks.run(2, train, straight)
     begun = _job(tmp_path, "changing", steps=2, **sections)
-    ranks.run(2, _train, begun)
+    ranks.run(2, train, begun)
     sections["cluster"] = {"workers": 1, "device": "cpu"}
     sections["precision"] = {"compute": "mxfp8", "parameter_gather": "bf16"}
-    ranks.run(1, _train, _job(tmp_path, "changing", steps=4, **sections))
+    ranks.run(1, train, _job(tmp_path, "changing", steps=4, **sections))
     assert _losses(begun) == _losses(straight)
 
 
@@ -232,14 +214,14 @@ def test_a_run_goes_on_with_other_ranks_a_sequence(
     write_text(tmp_path / "text.txt")
     data = {"seq_len": 25}
     one = _job(tmp_path, "one", steps=6, data=data)
-    ranks.run(1, _train, one)
+    ranks.run(1, train, one)
     together: dict[str, Any] = {
         "cluster": {"workers": 2, "device": "cpu"},
         "parallel": {"context": 2, "context_exchange": exchange},
     }
     for steps, sections in ((2, {}), (4, together), (6, {})):
         job = _job(tmp_path, f"changing-{exchange}", steps=steps, data=data, **sections)
-        ranks.run(2 if sections else 1, _train, job)
+        ranks.run(2 if sections else 1, train, job)
     assert [step for step, _, _ in _losses(job)] == [1, 2, 3, 4, 5, 6]
     for (_, loss, _), (_, other, _) in zip(_losses(one), _losses(job), strict=True):
         assert other == pytest.approx(loss, rel=1e-5)
@@ -248,9 +230,9 @@ def test_a_run_goes_on_with_other_ranks_a_sequence(
 def test_a_rank_starts_from_the_checkpoint_of_another_run(tmp_path: Path, ranks: RankPool) -> None:
     write_text(tmp_path / "text.txt")
     first = _job(tmp_path, "first", steps=3)
-    saved = ranks.run(1, _train, first)[0].checkpoint
+    saved = ranks.run(1, train, first)[0].checkpoint
     second = _job(tmp_path, "second", steps=5, checkpoint={"resume": str(saved)})
-    result = ranks.run(1, _train, second)[0]
+    result = ranks.run(1, train, second)[0]
     assert result.step == 5
     assert [step for step, _, _ in _losses(second)] == [4, 5]
     assert result.checkpoint is not None and result.checkpoint.parent.parent.name == "second"
@@ -260,12 +242,12 @@ def test_a_resume_with_another_model_is_refused_and_harms_nothing(
     tmp_path: Path, ranks: RankPool
 ) -> None:
     write_text(tmp_path / "text.txt")
-    ranks.run(1, _train, _job(tmp_path, "one", steps=2))
+    ranks.run(1, train, _job(tmp_path, "one", steps=2))
     folder = tmp_path / "runs" / "one"
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     other = {"config": {**MODEL, "intermediate_size": 131}}
     with pytest.raises(RankFailure, match="checkpoint.resume"):
-        ranks.run(1, _train, _job(tmp_path, "one", steps=4, model=other))
+        ranks.run(1, train, _job(tmp_path, "one", steps=4, model=other))
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -275,4 +257,4 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_update(
     write_text(tmp_path / "text.txt")
     job = _job(tmp_path, "burst", steps=9, optimizer={"kind": "sgd", "lr": 1e30})
     with pytest.raises(RankFailure, match=r"Step [23]: the (loss|gradient's norm) is (nan|inf)"):
-        ranks.run(1, _train, job)
+        ranks.run(1, train, job)

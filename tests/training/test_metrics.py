@@ -16,24 +16,9 @@ from shoal.training import (
     MetricsReader,
     MetricsWriter,
     ProgressLine,
-    StepMetrics,
     append_event,
 )
-
-
-def _metrics(step: int, loss: float = 2.5, step_seconds: float = 0.5) -> StepMetrics:
-    return StepMetrics(
-        step=step,
-        loss=loss,
-        auxiliary_loss=None,
-        grad_norm=1.0,
-        lr=0.1,
-        tokens=64,
-        labels=60,
-        tokens_per_second=128.0,
-        step_seconds=step_seconds,
-        memory_bytes=1000,
-    )
+from tests.training.tiny import metrics_of
 
 
 def _steps(folder: Path) -> list[tuple[int, float]]:
@@ -44,17 +29,17 @@ def _steps(folder: Path) -> list[tuple[int, float]]:
 def test_each_step_occurs_once_after_a_resume(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path, last_step=0) as writer:
         for step in (1, 2, 3):
-            writer.write(_metrics(step))
+            writer.write(metrics_of(step))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')  # the crash came in the middle of a line
     with MetricsWriter(tmp_path, last_step=2) as writer:
-        writer.write(_metrics(3, loss=9.0))
+        writer.write(metrics_of(3, loss=9.0))
     assert _steps(tmp_path) == [(1, 2.5), (2, 2.5), (3, 9.0)]
 
 
 def test_a_line_is_visible_as_soon_as_it_is_written(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path, last_step=0) as writer:
-        writer.write(_metrics(1))
+        writer.write(metrics_of(1))
         assert _steps(tmp_path) == [(1, 2.5)]
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
 
@@ -64,15 +49,15 @@ def test_a_reader_follows_and_notices_a_cut(tmp_path: Path) -> None:
     assert reader.poll() == []
     with MetricsWriter(tmp_path, last_step=0) as writer:
         for step in (1, 2, 3):
-            writer.write(_metrics(step))
+            writer.write(metrics_of(step))
         assert [metrics.step for metrics in reader.poll()] == [1, 2, 3]
-        writer.write(_metrics(4))
-        assert reader.poll() == [_metrics(4)]
+        writer.write(metrics_of(4))
+        assert reader.poll() == [metrics_of(4)]
     with MetricsWriter(tmp_path, last_step=1) as writer:
         for step in (2, 3, 4, 5):
-            writer.write(_metrics(step, loss=1.25))
+            writer.write(metrics_of(step, loss=1.25))
         assert [(metrics.step, metrics.loss) for metrics in reader.poll()] == [(5, 1.25)]
-        writer.write(_metrics(6))
+        writer.write(metrics_of(6))
         assert [metrics.step for metrics in reader.poll()] == [6]
 
 
@@ -99,7 +84,7 @@ def test_plain_lines_are_rare_and_the_last_step_has_one() -> None:
     output = io.StringIO()
     with ProgressLine(Console(file=output, width=40), num_steps=30) as progress:
         for step in range(1, 31):
-            progress.show(_metrics(step, step_seconds=1.0))
+            progress.show(metrics_of(step, step_seconds=1.0))
     lines = output.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["1/30", "11/30", "21/30", "30/30"]
     assert lines[0] == "step 1/30  loss 2.5000  128 tokens/s  00:29 left"
@@ -109,7 +94,7 @@ def test_a_terminal_line_is_rewritten() -> None:
     output = io.StringIO()
     console = Console(file=output, width=80, force_terminal=True)
     with ProgressLine(console, num_steps=2000) as progress:
-        progress.show(_metrics(1, step_seconds=4.0))
-        progress.show(_metrics(2, step_seconds=4.0))
+        progress.show(metrics_of(1, step_seconds=4.0))
+        progress.show(metrics_of(2, step_seconds=4.0))
     assert "2:13:12 left" in output.getvalue()
     assert "\x1b[2K" in output.getvalue()

@@ -17,6 +17,7 @@ from tests.ranks import RankPool
 from tests.training.layouts import (
     Held,
     Whole,
+    assert_same_bits,
     at_every_layout,
     gradient,
     layout_config,
@@ -30,17 +31,11 @@ NUM_STEPS = 150
 
 def test_every_layout_makes_the_same_bits(tmp_path: Path, ranks: RankPool) -> None:
     found = at_every_layout(tmp_path, ranks, 3, precision={"compute": "fp32", "moments": "8bit"})
-    expected = found.pop("one rank")
+    expected = assert_same_bits(found)
     wide = expected["model.layers.0.self_attn.q_proj.weight"]
     assert wide["exp_avg"].dtype == wide["exp_avg_sq"].dtype == torch.uint8
     assert wide["exp_avg_scale"].shape == (66, 1)
     assert expected["model.norm.weight"]["exp_avg"].dtype == torch.float32
-    for layout, states in found.items():
-        assert states.keys() == expected.keys()
-        for name, state in states.items():
-            assert state.keys() == expected[name].keys()
-            for key, value in state.items():
-                assert torch.equal(value, expected[name][key]), (layout, name, key)
 
 
 def _pass_on(config: Config, source: Path | None, target: Path) -> Held:

@@ -13,9 +13,9 @@ from shoal.checkpoint import CheckpointWeights
 from shoal.config import Config
 from shoal.models import InitialWeights, matrix_rows
 from shoal.plan import read_decoder_config
-from shoal.training import Moments, Muon, TrainJob, TrainResult, orthogonalized, train
+from shoal.training import Moments, Muon, orthogonalized, train
 from tests.ranks import RankPool
-from tests.training.layouts import at_every_layout, layout_config
+from tests.training.layouts import assert_same_bits, at_every_layout, layout_config
 from tests.training.tiny import MIXTURE, MODEL, make_config, make_job, write_text
 from tests.training.walks import losses_of_walks
 
@@ -111,19 +111,9 @@ def test_every_layout_makes_the_same_bits(tmp_path: Path, ranks: RankPool, momen
         optimizer={"kind": "muon", "lr": 0.01, "weight_decay": 0.1},
         precision={"compute": "fp32", "moments": moments},
     )
-    expected = found.pop("one rank")
+    expected = assert_same_bits(found)
     assert "momentum_buffer" in expected["model.layers.0.mlp.experts.down_proj"]
     assert "exp_avg_sq" in expected["model.layers.0.mlp.gate.weight"]
-    for layout, states in found.items():
-        assert states.keys() == expected.keys()
-        for name, state in states.items():
-            assert state.keys() == expected[name].keys()
-            for key, value in state.items():
-                assert torch.equal(value, expected[name][key]), (layout, name, key)
-
-
-def _train(job: TrainJob) -> TrainResult:
-    return train(job)
 
 
 def test_runs_end_at_the_same_weights(tmp_path: Path, ranks: RankPool) -> None:
@@ -137,7 +127,7 @@ def test_runs_end_at_the_same_weights(tmp_path: Path, ranks: RankPool) -> None:
             optimizer={"kind": "muon", "lr": 0.01, "clip": 1.0},
             train={"steps": 3, "global_batch": 4},
         )
-        (result, *_) = ranks.run(config.cluster.workers, _train, make_job(config))
+        (result, *_) = ranks.run(config.cluster.workers, train, make_job(config))
         assert result.checkpoint is not None
         weights[layout] = CheckpointWeights(result.checkpoint)
     alone = weights.pop("one rank")

@@ -16,7 +16,7 @@ from shoal.models import Decoder, initialize
 from shoal.plan import read_decoder_config, resolve_precision
 from shoal.training import Stepper, build_model, build_sharded_optimizer, fill_model
 from tests.ranks import RankPool
-from tests.training.tiny import MIXTURE, MODEL, make_config
+from tests.training.tiny import MIXTURE, MODEL, make_config, part_of
 
 SEQUENCES, LENGTH = 4, 64
 RATE, NUM_STEPS = 0.5, 3
@@ -39,15 +39,6 @@ def _sequences(counts: list[int], step: int) -> Batch:
     positions = torch.arange(LENGTH).expand(SEQUENCES, -1)
     return Batch(
         tokens=tokens, labels=labels, positions=positions, documents=torch.zeros_like(tokens)
-    )
-
-
-def _rows(batch: Batch, start: int, stop: int) -> Batch:
-    return Batch(
-        tokens=batch.tokens[start:stop],
-        labels=batch.labels[start:stop],
-        positions=batch.positions[start:stop],
-        documents=batch.documents[start:stop],
     )
 
 
@@ -91,7 +82,7 @@ def _steps(
     def microbatches(step: int) -> Iterator[Batch]:
         batch = _sequences(counts, step)
         for start in range(rank * share, (rank + 1) * share, micro_batch):
-            yield _rows(batch, start, start + micro_batch)
+            yield part_of(batch, start, start + micro_batch)
 
     losses = [stepper.step(step, list(microbatches(step))).loss for step in range(NUM_STEPS)]
     held = [(p.name, p.row_start, p.local.detach().clone()) for p in sharded_parameters(model)]

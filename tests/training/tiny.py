@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from shoal.config import Config, config_from_tree
-from shoal.data import load_tokenizer, prepare
+from shoal.data import Batch, load_tokenizer, prepare
 from shoal.plan import resolve_precision
-from shoal.training import TrainJob
+from shoal.training import StepMetrics, TrainJob, train
 
 MODEL: dict[str, Any] = {
     "model_type": "llama",
@@ -83,3 +84,44 @@ def make_job(config: Config) -> TrainJob:
     folder.mkdir(parents=True, exist_ok=True)
     data = prepare(config.data, load_tokenizer("bytes"), folder / "data")
     return TrainJob(config=config, data=data, precision=resolve_precision(config), device="cpu")
+
+
+class _Crash(Exception):
+    """Scripted."""
+
+
+def train_until(job: TrainJob, step: int) -> None:
+    """Train and die on every rank right after ``step`` is made for the first time."""
+
+    def crash(metrics: StepMetrics) -> None:
+        if metrics.step == step:
+            raise _Crash
+
+    with pytest.raises(_Crash):
+        train(job, crash)
+
+
+def part_of(batch: Batch, start: int, stop: int) -> Batch:
+    """Some of the sequences."""
+    return Batch(
+        tokens=batch.tokens[start:stop],
+        labels=batch.labels[start:stop],
+        positions=batch.positions[start:stop],
+        documents=batch.documents[start:stop],
+    )
+
+
+def metrics_of(step: int, *, loss: float = 2.5, step_seconds: float = 0.5) -> StepMetrics:
+    """What some step is reported with."""
+    return StepMetrics(
+        step=step,
+        loss=loss,
+        auxiliary_loss=None,
+        grad_norm=1.0,
+        lr=0.1,
+        tokens=64,
+        labels=60,
+        tokens_per_second=128.0,
+        step_seconds=step_seconds,
+        memory_bytes=1000,
+    )
