@@ -13,8 +13,7 @@ from shoal.models import DecoderConfig, Part, parameter_shapes, split_decoder
 from shoal.plan import Kind, make_plan, read_decoder_config, resolve_precision
 from shoal.plan.group import Formats, Group
 from shoal.plan.groups import decoder_groups
-from shoal.plan.memory import BUCKET_ELEMENTS, update_bytes
-from shoal.training import updates
+from shoal.plan.memory import update_bytes
 from tests.plan.configs import DENSE, EXPERTS, config
 
 WIDE = {**DENSE, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
@@ -98,7 +97,6 @@ def test_an_optimizer_of_other_formats_takes_memory_for_its_arithmetic() -> None
     assert update_bytes(groups, settings.optimizer, narrow) == 4 * 3 * count
     sgd = OptimizerSettings(kind="sgd", momentum=0.9)
     assert update_bytes(groups, sgd, precision) == 4 * 4 * count
-    assert updates.BUCKET_ELEMENTS == BUCKET_ELEMENTS
 
 
 def test_recompute_trades_activations() -> None:

@@ -32,15 +32,25 @@ MIXTURE = {
     "num_hidden_layers": 4,
     "max_position_embeddings": 512,
 }
+NARROW = {**MIXTURE, "vocab_size": 257}
+"""Its layers take more than its head."""
+SHARED = {
+    **{key: value for key, value in NARROW.items() if key != "head_dim"},
+    "model_type": "qwen2_moe",
+    "shared_expert_intermediate_size": 90,
+}
 BF16 = {"compute": "bf16"}
+AGAIN = {"recompute": "layer"}
 LEVELS = {"outer": "optimizer", "inner": "parameters"}
 CELLS: dict[str, tuple[int, dict[str, Any], dict[str, dict[str, Any]]]] = {
     "dense": (1, WIDE, {}),
     "dense in bf16": (1, WIDE, {"precision": BF16, "train": {"global_batch": 3}}),
-    "computed again": (1, WIDE, {"train": {"recompute": "layer"}}),
+    "computed again": (1, WIDE, {"train": AGAIN}),
     "few tokens": (1, WIDE, {"data": {"seq_len": 9}, "precision": {"moments": "bf16"}}),
     "mixture": (1, MIXTURE, {}),
-    "mixture in bf16": (1, MIXTURE, {"precision": BF16, "train": {"recompute": "layer"}}),
+    "mixture in bf16": (1, MIXTURE, {"precision": BF16, "train": AGAIN}),
+    "mixture computed again": (1, NARROW, {"train": AGAIN}),
+    "shared expert": (1, SHARED, {}),
     "parameters": (2, WIDE, {"sharding": {"dense": {"inner": "parameters"}}}),
     "optimizer": (
         2,
@@ -52,10 +62,24 @@ CELLS: dict[str, tuple[int, dict[str, Any], dict[str, dict[str, Any]]]] = {
     "experts": (2, MIXTURE, {"parallel": {"expert": 2}}),
     "experts in bf16": (2, MIXTURE, {"parallel": {"expert": 2}, "precision": BF16}),
     "stages": (2, WIDE, {"parallel": {"pipeline": 2}, "train": {"global_batch": 5}}),
+    "experts in bf16, computed again": (
+        2,
+        NARROW,
+        {"parallel": {"expert": 2}, "precision": BF16, "train": AGAIN},
+    ),
     "stages in bf16": (
         2,
         MIXTURE,
         {"parallel": {"pipeline": 2}, "train": {"global_batch": 4}, "precision": BF16},
+    ),
+    "stages in bf16, computed again": (
+        2,
+        NARROW,
+        {
+            "parallel": {"pipeline": 2},
+            "train": {"global_batch": 4, **AGAIN},
+            "precision": BF16,
+        },
     ),
     "virtual stages": (
         2,

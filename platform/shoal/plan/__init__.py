@@ -4,7 +4,7 @@ from shoal.plan.batches import Batches
 from shoal.plan.held import held_by_rank
 from shoal.plan.machine import Machine
 from shoal.plan.make import make_plan
-from shoal.plan.memory import Kind, RankMemory
+from shoal.plan.memory import BUCKET_ELEMENTS, Kind, RankMemory
 from shoal.plan.model import read_decoder_config
 from shoal.plan.mxfp8 import mxfp8_parameters
 from shoal.plan.plan import Plan
@@ -21,6 +21,7 @@ from shoal.plan.target import machine_and_rates, search_target
 from shoal.plan.traffic import Traffic
 
 __all__ = [
+    "BUCKET_ELEMENTS",
     "Batches",
     "Found",
     "GPUS",

@@ -97,6 +97,15 @@ def head_gradient_bytes(config: DecoderConfig) -> int:
     return FP32_BYTES * config.vocab_size * config.hidden_size
 
 
+def shared_expert_bytes(experts: ExpertsConfig, hidden: int, kernels: Kernels) -> int:
+    """Bytes that the expert which every token visits keeps of one; 0 where there is none."""
+    e, width = kernels.element_bytes, experts.shared_intermediate_size
+    if width is None:
+        return 0
+    is_input_kept = e != FP32_BYTES
+    return e * (is_input_kept * hidden + 4 * width) + experts.shared_gate * e * (hidden + 1)
+
+
 def exchange_bytes(config: DecoderConfig, element_bytes: int, num_tokens: int) -> int:
     """Bytes of one layer's rows on their way between ranks, as many arriving as leaving.
 
@@ -130,8 +139,4 @@ def _experts(experts: ExpertsConfig, hidden: int, kernels: Kernels) -> int:
         kept += 2 * k * INDEX_BYTES
     if experts.selection_bias and experts.normalize_weights:
         kept += FP32_BYTES * (k + 1)
-    if experts.shared_intermediate_size is not None:
-        is_input_kept = e != FP32_BYTES
-        kept += e * (is_input_kept * hidden + 4 * experts.shared_intermediate_size)
-        kept += experts.shared_gate * e * (hidden + 1)
-    return kept
+    return kept + shared_expert_bytes(experts, hidden, kernels)

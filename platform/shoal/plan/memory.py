@@ -9,7 +9,8 @@ come on top, as far as they exist at its fullest moment (``shoal.plan.moments``)
     accumulation    sums over microbatches, where they cannot use the memory of the gradients
     activations     see ``shoal.plan.activations``; in a pipeline, of all microbatches in flight,
                     and messages that may still be on their way
-    head            a chunk of logits and the gradients that the loss computes ahead
+    head            a chunk of logits and the gradients that the loss computes ahead; that of a
+                    table which is the embedding's too waits for the embedding's
     exchange        rows on their way to experts that ranks share, of an even routing; keys and
                     values of a layer, with their gradients, among ranks that share sequences
     update          what the optimizer's arithmetic takes, when all of the above is gone
@@ -30,8 +31,8 @@ from shoal.plan.group import Group
 from shoal.plan.precision import Precision
 
 BUCKET_ELEMENTS = 2**22
-"""Elements that optimizers of unlike formats update at a time."""
-
+"""Elements that optimizers of unlike formats update at a time: bounds their fp32 temporaries to a
+few times 16 MiB."""
 
 _CODING_ARRAYS = 6
 """Words of 4 bytes for each element that is being brought to 8 bits."""

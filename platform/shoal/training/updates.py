@@ -12,10 +12,8 @@ from typing import Any, overload
 
 import torch
 
+from shoal.plan import BUCKET_ELEMENTS
 from shoal.training.rounding import Nearest, Rounding
-
-BUCKET_ELEMENTS = 2**22
-"""Elements updated at a time: bounds the fp32 temporaries to a few times 16 MiB."""
 
 Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 
