@@ -85,15 +85,14 @@ def test_a_missing_source_is_refused(tmp_path: Path, ray_session: Cluster) -> No
 
 
 def test_places_are_counted_node_by_node() -> None:
-    gang = Gang(
-        num_workers=4, device="cuda", threads=3, timeout_s=1.0, silence_s=1.0, max_failures=0
-    )
+    gang = Gang(num_workers=4, device="cuda", threads=3, timeout_s=1.0, silence_s=1.0)
     nodes = ({"CPU": 8.0, "GPU": 4.0}, {"CPU": 5.0, "GPU": 1.0}, {"CPU": 64.0})
     cluster = Cluster(is_own=False, nodes=nodes, limit=None)
     assert cluster.has_gpus and cluster.machine.has_cuda
     with pytest.raises(ConfigError, match="room for 3 workers of 3 CPU and 1 GPU"):
-        check_places(gang, cluster)
-    check_places(gang, replace(cluster, limit={"CPU": 100.0, "GPU": 8.0}))
+        check_places(gang, cluster, field="cluster.workers")
+    grown = replace(cluster, limit={"CPU": 100.0, "GPU": 8.0})
+    check_places(gang, grown, field="cluster.workers")
 
 
 def test_a_disk_without_room_is_refused(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,9 +15,8 @@ import torch
 import torch.distributed as dist
 
 from shoal.errors import ConfigError
-from shoal.training import EventKind, EventReader, append_event
 from shoal_actors.driver import Cluster, Terminated, termination_raises
-from shoal_actors.train.failure import FailureReport, RunFailed, describe
+from shoal_actors.train.failure import AttemptFailed, describe
 from shoal_actors.train.gang import Gang, run_gang
 from shoal_actors.train.hang import LATE, SILENT
 from shoal_actors.train.pulse import PERIOD_S, Pulse
@@ -27,10 +24,14 @@ from shoal_actors.train.pulse import PERIOD_S, Pulse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What happens to rank 1 in each attempt; afterwards all goes well."""
+    """What happens to rank 1."""
 
     folder: Path
-    deeds: tuple[Callable[[], None], ...]
+    deed: Callable[[], None]
+
+
+def _nothing() -> None:
+    pass
 
 
 def _raise() -> None:
@@ -56,105 +57,69 @@ def _dawdle() -> None:
 
 
 def _play(script: Script) -> list[int]:
-    """The threads and the attempt, after two collectives between which the deed happens."""
+    """The sum, threads and rank, after two collectives between which the deed happens."""
     rank = dist.get_rank()
     try:
         total = torch.ones(1)
         dist.all_reduce(total)
-        attempt = len(list(script.folder.glob("attempt-*")))
-        dist.barrier()
-        if rank == 0:
-            (script.folder / f"attempt-{attempt}").write_text(str(os.getpid()))
+        (script.folder / "began").write_text("")
         with Pulse(script.folder, rank):
-            if rank == 1 and attempt < len(script.deeds):
-                script.deeds[attempt]()
+            if rank == 1:
+                script.deed()
             dist.all_reduce(total)
         dist.destroy_process_group()
-        return [int(total.item()), attempt, torch.get_num_threads(), rank]
+        return [int(total.item()), torch.get_num_threads(), rank]
     except Exception as error:
         raise describe(rank, error) from None
 
 
-def _note(folder: Path, report: FailureReport) -> None:
-    append_event(folder, EventKind.FAILURE, **report.as_record())
+def _gang(*, timeout_s: float = 5.0, silence_s: float = 60.0) -> Gang:
+    return Gang(num_workers=2, device="cpu", threads=1, timeout_s=timeout_s, silence_s=silence_s)
 
 
-def _gang(*, max_failures: int, timeout_s: float = 5.0, silence_s: float = 60.0) -> Gang:
-    return Gang(
-        num_workers=2,
-        device="cpu",
-        threads=1,
-        timeout_s=timeout_s,
-        silence_s=silence_s,
-        max_failures=max_failures,
-    )
-
-
-def _run(
-    folder: Path,
-    *deeds: Callable[[], None],
-    max_failures: int = 3,
-    timeout_s: float = 5.0,
-    silence_s: float = 60.0,
-) -> list[int]:
-    gang = _gang(max_failures=max_failures, timeout_s=timeout_s, silence_s=silence_s)
-    script = Script(folder=folder, deeds=deeds)
+def _run(folder: Path, deed: Callable[[], None], gang: Gang | None = None) -> list[int]:
     return run_gang(
         _play,
-        script,
-        gang,
+        Script(folder=folder, deed=deed),
+        gang or _gang(),
         folder=folder / "ray",
         logs=folder,
-        on_failure=partial(_note, folder),
         before_termination=lambda: None,
     )
 
 
-def test_every_way_to_lose_a_rank_is_recovered_from(tmp_path: Path, ray_session: Cluster) -> None:
-    assert _run(tmp_path, _raise, _kill, _stop) == [4, 3, 1, 0]
-    events = EventReader(tmp_path).poll()
-    assert [(event["rank"], event["kind"]) for event in events[:2]] == [
-        (1, "RuntimeError"),
-        (1, "ProcessDied"),
-    ]
-    assert "in _raise" in events[0]["traceback"]
+def _failure(folder: Path, deed: Callable[[], None], gang: Gang | None = None) -> AttemptFailed:
+    with pytest.raises(AttemptFailed) as failure:
+        _run(folder, deed, gang)
+    # Noticed and told while it is of use.
+    assert time.time() - (folder / "began").stat().st_mtime < 60
+    return failure.value
+
+
+def test_every_way_to_lose_a_rank_is_told(tmp_path: Path, ray_session: Cluster) -> None:
+    assert _run(tmp_path, _nothing) == [4, 1, 0]
+    raised = _failure(tmp_path, _raise).report
+    assert (raised.rank, raised.kind, raised.message) == (1, "RuntimeError", "scripted")
+    assert "in _raise" in raised.traceback
+    killed = _failure(tmp_path, _kill).report
+    assert (killed.rank, killed.kind) == (1, "ProcessDied")
     # A stopped process says nothing; its peer waited in vain, and its last sign tells where it is.
-    assert (events[2]["rank"], events[2]["kind"]) == (1, SILENT)
-    assert "in _stop" in events[2]["traceback"]
-    assert len(events) == 3
-    for attempt, event in enumerate(events):
-        began = (tmp_path / f"attempt-{attempt}").stat().st_mtime
-        assert datetime.fromisoformat(event["time"]).timestamp() - began < 60
+    stopped = _failure(tmp_path, _stop).report
+    assert (stopped.rank, stopped.kind) == (1, SILENT)
+    assert "in _stop" in stopped.traceback
+    assert _failure(tmp_path, _refuse).refusal is not None
 
 
 def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path: Path, ray_session: Cluster) -> None:
     # The stopped one does not answer, long before its peer gives up; the other one does answer.
-    value = _run(tmp_path, _stop, _dawdle, timeout_s=14, silence_s=8)
-    assert value == [4, 2, 1, 0]
-    stopped, late = EventReader(tmp_path).poll()
-    assert (stopped["rank"], stopped["kind"]) == (1, SILENT)
-    assert "in _stop" in stopped["traceback"]
-    assert (
-        "gives no sign any more; last seen before its first step, in _stop ("
-        in (stopped["message"])
-    )
-    assert (late["rank"], late["kind"]) == (1, LATE)
-    assert "in _dawdle" in late["traceback"]
-    assert not list((tmp_path / "pulse").glob("*.json"))
-
-
-def test_the_budget_of_failures_is_kept(tmp_path: Path, ray_session: Cluster) -> None:
-    with pytest.raises(RunFailed, match="scripted") as failure:
-        _run(tmp_path, _raise, _raise, max_failures=1)
-    assert failure.value.report.rank == 1
-    assert len(EventReader(tmp_path).poll()) == 2
-
-
-def test_a_refusal_is_not_repeated(tmp_path: Path, ray_session: Cluster) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        _run(tmp_path, _refuse)
-    assert refusal.value.field == "data.seq_len"
-    assert len(EventReader(tmp_path).poll()) == 1
+    gang = _gang(timeout_s=14, silence_s=8)
+    stopped = _failure(tmp_path, _stop, gang).report
+    assert (stopped.rank, stopped.kind) == (1, SILENT)
+    assert "in _stop" in stopped.traceback
+    assert "gives no sign any more; last seen before its first step, in _stop (" in stopped.message
+    late = _failure(tmp_path, _dawdle, gang).report
+    assert (late.rank, late.kind) == (1, LATE)
+    assert "in _dawdle" in late.traceback
 
 
 def _idle(folder: Path) -> None:
@@ -167,7 +132,7 @@ def _idle(folder: Path) -> None:
 def test_workers_still_run_while_a_termination_is_prepared(
     tmp_path: Path, ray_session: Cluster
 ) -> None:
-    gang = _gang(max_failures=0)
+    gang = _gang()
     alive: list[bool] = []
 
     def processes() -> list[Path]:
@@ -187,7 +152,6 @@ def test_workers_still_run_while_a_termination_is_prepared(
             gang,
             folder=tmp_path / "ray",
             logs=tmp_path,
-            on_failure=partial(_note, tmp_path),
             before_termination=lambda: alive.extend(path.exists() for path in processes()),
         )
     timer.join()

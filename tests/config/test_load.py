@@ -145,7 +145,7 @@ def test_paths_that_are_no_file(tmp_path: Path) -> None:
         ("optimiser.lr=1", "optimiser", "Did you mean optimizer"),
         ("train.lr=1", "train.lr", "Did you mean optimizer.lr"),
         ("data.sources.0.pth=x", "data.sources.0.pth", "Did you mean data.sources.0.path"),
-        ("cluster.zzz=1", "cluster.zzz", "The keys of cluster are device, max_failures"),
+        ("cluster.zzz=1", "cluster.zzz", "The keys of cluster are device, grow_after_s"),
         ("train.steps=0", "train.steps", "must be at least 1"),
         ("train.steps=many", "train.steps", "must be an integer"),
         ("train.steps=1e2", "train.steps", "Write 100"),

@@ -33,8 +33,9 @@ ENVIRONMENT = {
     # Its only deed here would be a warning at each start: a run resumes from its folder anyway.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
-    # A cluster that grows needs minutes to bring a node up.
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
+    # Places of workers, which are there when they are asked for: whoever waits for a cluster that
+    # grows does so before. Longer, and one that was lost meanwhile would be waited for.
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "20",
     # Relative paths in a worker mean what they mean in the driver.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     # CPU workers beside GPUs keep CUDA_VISIBLE_DEVICES; Ray warns unless told which.
@@ -67,7 +68,10 @@ class Cluster:
     """Whether it was started by this process and ends with it."""
 
     nodes: tuple[Mapping[str, float], ...]
-    """Resources of each living node (``CPU``, ``GPU``)."""
+    """Resources of each living node that is to stay (``CPU``, ``GPU``)."""
+
+    free: tuple[Mapping[str, float], ...] = ()
+    """Of these, what nobody occupies at the moment, node by node."""
 
     limit: Mapping[str, float] | None
     """Resources it may grow to, where an autoscaler says so."""
@@ -87,6 +91,14 @@ class Cluster:
         if self.limit is not None:
             return _fitting(self.limit, worker)
         return sum(_fitting(node, worker) for node in self.nodes)
+
+    def num_free(self, worker: Mapping[str, float]) -> int:
+        """How many workers of these resources fit right now, beside what runs already."""
+        return sum(_fitting(node, worker) for node in self.free)
+
+    def now(self) -> Cluster:
+        """The same cluster as it is now."""
+        return _survey(is_own=self.is_own)
 
 
 def _fitting(resources: Mapping[str, float], worker: Mapping[str, float]) -> int:
@@ -177,9 +189,20 @@ def _probe(address: str) -> None:
 
 
 def _survey(*, is_own: bool) -> Cluster:
-    nodes = tuple(node["Resources"] for node in ray.nodes() if node["Alive"])
-    limit = ray._private.state.state.get_max_resources_from_cluster_config()
-    return Cluster(is_own=is_own, nodes=nodes, limit=limit)
+    state = ray._private.state.state
+    leaving = state.get_draining_nodes()
+    nodes = {
+        node["NodeID"]: node["Resources"]
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] not in leaving
+    }
+    free = state.available_resources_per_node()
+    return Cluster(
+        is_own=is_own,
+        nodes=tuple(nodes.values()),
+        free=tuple(free.get(name, {}) for name in nodes),
+        limit=state.get_max_resources_from_cluster_config(),
+    )
 
 
 def source_roots() -> list[str]:

@@ -10,17 +10,18 @@ from shoal.errors import ConfigError
 from shoal.plan import Plan
 from shoal_actors.driver import Cluster
 from shoal_actors.train.gang import Gang
+from shoal_actors.train.room import in_words
 
 
-def check_places(gang: Gang, cluster: Cluster) -> None:
-    """Refuse more workers than the cluster can ever place; raises ConfigError."""
+def check_places(gang: Gang, cluster: Cluster, *, field: str) -> None:
+    """Refuse more workers than the cluster can ever place; raises ConfigError about ``field``."""
     places = cluster.num_places(gang.resources)
     if gang.num_workers > places:
-        needs = " and ".join(f"{amount:g} {name}" for name, amount in gang.resources.items())
         raise ConfigError(
-            "cluster.workers",
+            field,
             gang.num_workers,
-            f"the cluster has room for {places} workers of {needs} each, and cannot grow further",
+            f"the cluster has room for {places} workers of {in_words(gang.resources)} each, and "
+            "cannot grow further",
             f"Use at most {places}" if places else "Use a cluster with such resources",
         )
 

@@ -1,7 +1,7 @@
 """Drives one run from its configuration to its end: ``shoal train``.
 
-lock the folder ─ Ray ─ plan, refusals ─ tokenize ─ gang of workers ─ how it ended
-                                                       │
+lock the folder ─ Ray ─ plan, refusals ─ tokenize ─ attempts ─ how it ended
+                                                      │
                           the folder ◄── steps, events, checkpoints ──► console
 """
 
@@ -11,19 +11,27 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from shoal.checkpoint import RunFolder, await_saves, newest
+from shoal.checkpoint import RunFolder, newest
 from shoal.config import Config
 from shoal.data import DatasetSpec, load_tokenizer, prepare, tokenizer_name
 from shoal.errors import ConfigError, EndedEarly, WorkError
-from shoal.plan import Machine, Plan, make_plan, read_decoder_config
+from shoal.plan import (
+    Machine,
+    Plan,
+    bytes_text,
+    make_plan,
+    plan_at,
+    read_decoder_config,
+    sizes_of,
+)
 from shoal.training import (
     EventKind,
-    EventReader,
     TrainJob,
     TrainResult,
     append_event,
@@ -38,21 +46,18 @@ from shoal_actors.driver import (
     open_cluster,
     termination_raises,
 )
+from shoal_actors.train.attempt import Attempt
+from shoal_actors.train.attempts import Attempts
 from shoal_actors.train.checks import check_places, check_room
-from shoal_actors.train.failure import FailureReport, RunFailed, last_word
 from shoal_actors.train.follow import Follower
-from shoal_actors.train.gang import Gang, run_gang
-from shoal_actors.train.hang import where
-from shoal_actors.train.lookout import Lookout
+from shoal_actors.train.gang import Gang
 from shoal_actors.train.paths import with_absolute_paths
-from shoal_actors.train.pulse import Sign
-from shoal_actors.train.worker import LOGS_FOLDER, work
+from shoal_actors.train.room import Room
+from shoal_actors.train.wish import Wish
+from shoal_actors.train.worker import LOGS_FOLDER
 
 TOKENS_FOLDER = ".tokens"
 """Cache of tokenized data in ``run.dir``; no run can have this name."""
-
-DRAIN_TIMEOUT_S = 20.0
-"""How long a run that is told to end waits for the saves under way: Kubernetes gives 30 seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -132,11 +137,12 @@ def _train(config: Config, console: Console) -> TrainResult:
             threads=config.cluster.threads_per_worker,
             timeout_s=config.cluster.timeout_s,
             silence_s=config.cluster.silence_s,
-            max_failures=config.cluster.max_failures,
         )
-        check_places(gang, cluster)
+        sizes = sizes_of(config).feasible
+        bound = "workers" if sizes[0] == config.cluster.workers else "workers_min"
+        check_places(replace(gang, num_workers=sizes[0]), cluster, field=f"cluster.{bound}")
         check_room(config, plan, folder.path)
-        _introduce(console, config, plan, cluster)
+        _warn(console, config, cluster)
         job = TrainJob(
             config=config,
             data=_tokenize(config),
@@ -144,19 +150,38 @@ def _train(config: Config, console: Console) -> TrainResult:
             device=plan.device,
         )
         job.sampler()  # refuses too little data
-        result = _supervise(job, gang, console)
+        follower = Follower(
+            folder.path,
+            console,
+            num_steps=config.train.steps,
+            max_failures=config.cluster.max_failures,
+        )
+        with follower, Wish(gang.resources) as wish:
+            room = Room(
+                sizes=sizes,
+                worker=gang.resources,
+                look=cluster.now,
+                ask=wish.ask,
+                on_wait=partial(_note_wait, folder.path),
+            )
+            attempts = Attempts(
+                config=config,
+                folder=folder.path,
+                attempt=Attempt(job=job, gang=gang),
+                room=room,
+                introduce=lambda size: _introduce(
+                    console, plan_at(config, size, cluster.machine), most=sizes[-1]
+                ),
+            )
+            result = attempts.run()
     if not result.is_out_of_data:
         console.print(f"Done: {result.checkpoint}", markup=False, highlight=False, soft_wrap=True)
     return result
 
 
-def _introduce(console: Console, config: Config, plan: Plan, cluster: Cluster) -> None:
-    """Say what is about to run, and what may surprise."""
-    lines = [
-        f"{plan.name}: {plan.model_type} of {plan.num_parameters:,} parameters on "
-        f"{config.cluster.workers} {plan.device} workers, computing in "
-        f"{str(plan.precision.compute).removeprefix('torch.')} ({plan.precision.reason})"
-    ]
+def _warn(console: Console, config: Config, cluster: Cluster) -> None:
+    """Say what may surprise."""
+    lines = []
     num_cpus = config.cluster.workers * config.cluster.threads_per_worker
     cores = len(os.sched_getaffinity(0))
     if cluster.is_own and num_cpus > cores:
@@ -170,6 +195,25 @@ def _introduce(console: Console, config: Config, plan: Plan, cluster: Cluster) -
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def _introduce(console: Console, plan: Plan, *, most: int) -> None:
+    """Say what is about to run."""
+    size = plan.topology.world_size
+    of = f"of {most} " if most > size else ""
+    line = (
+        f"{plan.name}: {plan.model_type} of {plan.num_parameters:,} parameters on "
+        f"{size} {of}{plan.device} workers, computing in "
+        f"{str(plan.precision.compute).removeprefix('torch.')} ({plan.precision.reason}), "
+        f"{plan.batches.num_microbatches} x {plan.batches.micro_batch} sequences of each step on "
+        f"each of {plan.topology.data} data-parallel ranks, {bytes_text(plan.fullest.peak)} of "
+        "memory at the peak"
+    )
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _note_wait(folder: Path, missing: str) -> None:
+    append_event(folder, EventKind.WAIT, missing=missing)
+
+
 def _tokenize(config: Config) -> DatasetSpec:
     """Tokenize what is not in the cache yet."""
     return prepare(
@@ -179,54 +223,3 @@ def _tokenize(config: Config) -> DatasetSpec:
         vocab_size=read_decoder_config(config.model).vocab_size,
         run_shards=RayDataRunner(workers=config.data.workers),
     )
-
-
-def _supervise(job: TrainJob, gang: Gang, console: Console) -> TrainResult:
-    """Run the gang under the user's eyes."""
-    folder = job.folder.path
-    events = EventReader(folder)
-    events.poll()  # those of earlier commands
-    follower = Follower(
-        folder, console, num_steps=job.config.train.steps, max_failures=gang.max_failures
-    )
-    lookout = Lookout(
-        folder / LOGS_FOLDER,
-        num_ranks=gang.num_workers,
-        patience_s=job.config.cluster.straggler_s,
-        on_straggler=partial(_note_straggler, folder),
-    )
-    with follower, lookout:
-        try:
-            return run_gang(
-                work,
-                job,
-                gang,
-                folder=folder / LOGS_FOLDER / "ray",
-                logs=folder / LOGS_FOLDER,
-                on_failure=partial(_note_failure, folder),
-                before_termination=partial(
-                    await_saves, job.folder.checkpoints, timeout_s=DRAIN_TIMEOUT_S
-                ),
-            )
-        except RunFailed as error:
-            failures = [each for each in events.poll() if each["event"] == EventKind.FAILURE]
-            raise WorkError(
-                last_word(error.report, failures, gang.max_failures, folder / LOGS_FOLDER)
-            ) from None
-
-
-def _note_failure(folder: Path, report: FailureReport) -> None:
-    append_event(folder, EventKind.FAILURE, **report.as_record())
-
-
-def _note_straggler(folder: Path, sign: Sign, waited_s: float) -> None:
-    try:
-        append_event(
-            folder,
-            EventKind.STRAGGLER,
-            rank=sign.rank,
-            message=f"others have waited {waited_s:.0f} s for it; last seen {where(sign)}",
-            stack=sign.stack,
-        )
-    except WorkError as error:  # a full disk, say; whoever looks on must not end the run
-        logger.warning("%s", error)

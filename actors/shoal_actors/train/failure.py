@@ -24,8 +24,8 @@ PROCESS_DIED = "ProcessDied"
 class FailureReport:
     """One rank's failure in plain values, fit to cross processes and to be written down."""
 
-    rank: int
-    """The rank that failed."""
+    rank: int | None
+    """The rank that failed; None where a worker failed before it had one."""
 
     kind: str
     """The exception's class."""
@@ -59,15 +59,17 @@ class RankFailed(Exception):
         return type(self), (self.report, self.refusal)
 
 
-class RunFailed(WorkError):
-    """No further attempt will be made; ``report`` is the cause."""
+class AttemptFailed(WorkError):
+    """An attempt of a gang failed; ``report`` is the cause."""
 
-    def __init__(self, message: str, report: FailureReport) -> None:
+    def __init__(self, report: FailureReport, refusal: ConfigError | None = None) -> None:
+        """``refusal`` is what a worker has refused, if that was the cause."""
         self.report = report
-        super().__init__(message)
+        self.refusal = refusal
+        super().__init__(report.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.report)
+        return type(self), (self.report, self.refusal)
 
 
 def describe(rank: int, error: BaseException) -> RankFailed:
@@ -107,11 +109,29 @@ def last_word(
     ones may only follow from it.
     """
     first = failures[0] if failures and not last.is_final else last.as_record()
-    cause = f"Rank {first['rank']} failed. {first['kind']}: {first['message']}"
+    cause = in_words(first)
     if last.is_final:
         return f"{cause}\nMore in {logs}."
     times = f"The run failed {len(failures)} times (cluster.max_failures = {max_failures})"
     return f"{first['traceback']}{times}, first so: {cause}\nMore in {logs}."
+
+
+def in_words(record: Mapping[str, Any]) -> str:
+    """Who failed, and how, of a report's record."""
+    who = "A worker" if record["rank"] is None else f"Rank {record['rank']}"
+    return f"{who} failed. {record['kind']}: {record['message']}"
+
+
+def not_started(error: BaseException) -> FailureReport:
+    """The report on a gang of which a worker was lost before it had a rank."""
+    return FailureReport(
+        rank=None,
+        kind=PROCESS_DIED,
+        message="it was lost before it began",
+        traceback=f"{error}\n",
+        is_consequence=False,
+        is_final=False,
+    )
 
 
 def _as_rank_failed(rank: int, error: BaseException) -> RankFailed:

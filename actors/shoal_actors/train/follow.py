@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from shoal.training import EventKind, EventReader, MetricsReader, ProgressLine
+from shoal_actors.train.failure import in_words
 
 INTERVAL_S = 0.25
 """Seconds between two looks into the folder."""
@@ -98,7 +99,13 @@ class Follower:
                 self._num_failures += 1
                 self._waiting_since = time.monotonic()
                 return (
-                    f"Rank {event['rank']} failed. {event['kind']}: {event['message']}"
-                    f" (failure {self._num_failures}; {self._max_failures} are recovered from)"
+                    f"{in_words(event)} (failure {self._num_failures}; {self._max_failures} are"
+                    " recovered from)"
                 )
+            case EventKind.WAIT:
+                self._waiting_since = None
+                return f"Waiting for room: {event['missing']}"
+            case EventKind.RESIZE:
+                change = f"{event['to']} workers instead of {event['from']}"
+                return f"Going on as {change}: {event['cause']}"
         return None

@@ -1,14 +1,15 @@
-"""Runs one function on every worker of a gang, again after failures, under Ray Train v2.
+"""Runs one function on every worker of a gang, once, under Ray Train v2.
 
     driver ──fit()──► controller ──► worker 0 … n-1: function(job) inside a process group
                           │  polls twice a second
-                          ├─ a rank failed ──► FailureWatch ──► on_failure(report)
-                          │     final, or too many ──► the run ends with that report
-                          │     else ──► all workers are killed and started again
+                          ├─ a rank failed ──► FailureWatch: who, and why ──► AttemptFailed
+                          │                    all workers are killed
                           └─ all returned ──► rank 0's value
 
-The checkpoints in the run's folder say where an attempt goes on; Ray's own are not used, because a
-checkpoint that was reported counts there only after the controller's next poll.
+Ray's controller would try again by itself, at the same size and by counters of its own; what
+follows a failure is the driver's to say instead (``attempts``). The checkpoints in the run's folder
+say where an attempt goes on; Ray's own are not used, because a checkpoint that was reported counts
+there only after the controller's next poll.
 """
 
 from __future__ import annotations
@@ -37,11 +38,15 @@ from ray.train.v2._internal.callbacks.placement_group_callback import (
     PlacementGroupCleanerCallback,
 )
 from ray.train.v2._internal.constants import WORKER_HEALTH_CHECK_TIMEOUT_S_ENV_VAR
-from ray.train.v2._internal.exceptions import WorkerHealthCheckTimeoutError
+from ray.train.v2._internal.exceptions import (
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckTimeoutError,
+)
 
 from shoal.errors import ShoalError, WorkError
 from shoal_actors.driver import Terminated, termination_raises
-from shoal_actors.train.failure import FailureReport, RunFailed, first_cause
+from shoal_actors.train.failure import AttemptFailed, FailureReport, first_cause, not_started
 from shoal_actors.train.hang import Diagnosis
 
 ABORT_TIMEOUT_S = 15.0
@@ -70,9 +75,6 @@ class Gang:
     silence_s: float
     """Seconds after which a worker whose process does not answer is killed."""
 
-    max_failures: int
-    """Failures of workers to recover from."""
-
     @property
     def resources(self) -> dict[str, float]:
         """What Ray reserves for each worker."""
@@ -82,29 +84,29 @@ class Gang:
         return resources
 
 
+class NoRoom(Exception):
+    """The cluster gave no places to a gang, which it had room for just before."""
+
+
 class FailureWatch(UserCallback):  # type: ignore[misc]
-    """Tells of each failed attempt, and ends the run where another is in vain.
+    """Says what made an attempt fail, while the workers that did not are still there to look at.
 
     Lives in the controller's process.
     """
 
-    def __init__(self, on_failure: Callable[[FailureReport], None], diagnosis: Diagnosis) -> None:
-        self._on_failure = on_failure
+    def __init__(self, diagnosis: Diagnosis) -> None:
         self._diagnosis = diagnosis
 
     def after_exception(
         self, run_context: Any, worker_exceptions: Mapping[int, BaseException]
     ) -> None:
-        """Called at a poll that finds failed workers, before they are replaced.
+        """Called at a poll that finds failed workers, before all are killed.
 
-        What it raises ends the run: the controller starts again only after workers' errors.
+        What it raises is what ``run_gang`` raises.
         """
         cause = first_cause(worker_exceptions)
-        self._on_failure(self._hang(worker_exceptions, cause.report) or cause.report)
-        if cause.refusal is not None:
-            raise cause.refusal
-        if cause.report.is_final:
-            raise RunFailed(cause.report.message, cause.report)
+        report = self._hang(worker_exceptions, cause.report) or cause.report
+        raise AttemptFailed(report, cause.refusal)
 
     def _hang(
         self, worker_exceptions: Mapping[int, BaseException], cause: FailureReport
@@ -149,11 +151,13 @@ class _Trainer(TorchTrainer):  # type: ignore[misc]
 class _Backend(TorchConfig().backend_cls):  # type: ignore[misc]
     """Does not take the process group apart: workers do when they are done, and failed ones die.
 
-    Ray would wait half a minute for a rank that hangs.
+    Ray would wait half a minute for a rank that hangs, and some seconds for a stopped process.
     """
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
-        """Called before the workers are killed."""
+        """Called when the workers have returned, or an attempt has failed."""
+        for worker in worker_group.get_workers():
+            ray.kill(worker.actor)
 
 
 class _Config(TorchConfig):  # type: ignore[misc]
@@ -169,19 +173,17 @@ def run_gang(
     *,
     folder: Path,
     logs: Path,
-    on_failure: Callable[[FailureReport], None],
     before_termination: Callable[[], object],
 ) -> Value:
     """Call ``function(job)`` on each worker inside a default process group; rank 0's value.
 
     ``function`` reports its errors by ``RankFailed``. ``folder`` is on storage that all nodes
     share; Ray keeps its notes there. ``logs`` is where workers give their signs, if they do.
-    ``on_failure`` is called in another process of this machine. ``before_termination`` is called at
-    SIGTERM and SIGHUP, while the workers still run.
+    ``before_termination`` is called at SIGTERM and SIGHUP, while the workers still run.
 
-    Raises RunFailed with the cause when no further attempt is made, another WorkError where Ray
-    itself fails, and ConfigError where a worker refused the user's input. KeyboardInterrupt and
-    Terminated pass through, with the workers killed.
+    Raises AttemptFailed with the cause where a worker failed, NoRoom where the cluster has lost
+    places, and WorkError where Ray itself fails. KeyboardInterrupt and Terminated pass through.
+    However it ends, the workers have been killed.
     """
     trainer = _Trainer(
         lambda: function(job),
@@ -198,12 +200,8 @@ def run_gang(
             # A name that was used before would make Ray resume from its own notes.
             name=uuid.uuid4().hex[:12],
             storage_path=str(folder),
-            failure_config=FailureConfig(
-                max_failures=gang.max_failures, controller_failure_limit=gang.max_failures
-            ),
-            callbacks=[
-                FailureWatch(on_failure, Diagnosis(folder=logs, num_ranks=gang.num_workers))
-            ],
+            failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
+            callbacks=[FailureWatch(Diagnosis(folder=logs, num_ranks=gang.num_workers))],
             worker_runtime_env={"env_vars": _worker_environment(gang)},
         ),
     )
@@ -258,8 +256,12 @@ def _ending(error: TrainingFailedError) -> Exception:
     """What ended the run, in our words."""
     if isinstance(error, WorkerGroupError):
         cause = first_cause(error.worker_failures)
-        return RunFailed(cause.report.message, cause.report)
+        return AttemptFailed(cause.report, cause.refusal)
     inner = getattr(error, "controller_failure", error)
     if isinstance(inner, ShoalError):
         return inner
+    if isinstance(inner, WorkerGroupStartupTimeoutError):
+        return NoRoom(str(inner))
+    if isinstance(inner, WorkerGroupStartupFailedError):
+        return AttemptFailed(not_started(inner))
     return WorkError(f"Ray Train failed. {type(inner).__name__}: {inner}")

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import ray
@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from shoal.errors import ConfigError
 from shoal.training import EventKind, TrainJob, TrainResult, append_event, train
+from shoal_actors.train.cut import Cut, CutWatch
 from shoal_actors.train.domains import check_domains
 from shoal_actors.train.failure import describe
 from shoal_actors.train.pulse import Pulse
@@ -22,15 +23,19 @@ LOGS_FOLDER = "logs"
 """Where, in a run's folder, each rank logs."""
 
 
-def work(job: TrainJob) -> TrainResult:
-    """Train on this worker's rank; raises RankFailed whatever went wrong."""
+def work(job: TrainJob, cut: Cut) -> TrainResult:
+    """Train on this worker's rank, until ``cut`` is ordered; raises RankFailed whatever went
+    wrong."""
     rank = dist.get_rank()
     try:
         _check_shared(job, rank)
         logs = job.folder.path / LOGS_FOLDER
         with _log_file(logs / f"rank-{rank}.log"), Pulse(logs, rank) as pulse:
             _announce(job, rank)
-            result = train(job, pulse.reached)
+            # One rank asks for all: the others hear of it in the step that it makes.
+            with CutWatch(cut) if rank == 0 else nullcontext() as watch:
+                told = (lambda: False) if watch is None else watch.is_told
+                result = train(job, pulse.reached, told)
             dist.destroy_process_group()
             return result
     except Exception as error:  # the edge of the process: the driver gets it in plain values

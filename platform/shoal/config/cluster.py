@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from shoal.config.section import Section
+from shoal.config.section import Section, refuse
+from shoal.errors import ConfigError
 
 
 class ClusterSettings(Section):
@@ -14,6 +15,16 @@ class ClusterSettings(Section):
 
     workers: int = Field(default=1, ge=1, le=2**16)
     """Training workers, one rank each."""
+
+    workers_min: int | None = Field(default=None, ge=1, le=2**16)
+    """Fewest workers to go on with while the cluster has no room for more; unset: ``workers``."""
+
+    workers_max: int | None = Field(default=None, ge=1, le=2**16)
+    """Most workers to grow to where the cluster has room; unset: ``workers``."""
+
+    grow_after_s: float = Field(default=300.0, gt=0)
+    """Seconds that workers train before they are stopped, after a saved step, to go on as more of
+    them; nor are they where the rest of the run takes less."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of every worker; ``auto`` takes CUDA where the cluster has GPUs."""
@@ -36,3 +47,22 @@ class ClusterSettings(Section):
 
     max_failures: int = Field(default=3, ge=0)
     """Worker failures after which the run stops instead of resuming from its newest checkpoint."""
+
+    @property
+    def sizes(self) -> range:
+        """The numbers of workers that the run may have."""
+        return range(self.workers_min or self.workers, (self.workers_max or self.workers) + 1)
+
+    @model_validator(mode="after")
+    def _workers_are_between_their_bounds(self) -> ClusterSettings:
+        found = []
+        if self.workers_min is not None and self.workers_min > self.workers:
+            problem = f"is more than cluster.workers = {self.workers}"
+            remedy = f"Give at most {self.workers}"
+            found.append(ConfigError("workers_min", self.workers_min, problem, remedy))
+        if self.workers_max is not None and self.workers_max < self.workers:
+            problem = f"is less than cluster.workers = {self.workers}"
+            remedy = f"Give at least {self.workers}"
+            found.append(ConfigError("workers_max", self.workers_max, problem, remedy))
+        refuse(found)
+        return self

@@ -13,7 +13,8 @@ from shoal.plan.rates import GPUS, Rates, gpu_rates
 from shoal.plan.refusals import stages_of, topology_of
 from shoal.plan.search import Found, search
 from shoal.plan.search_sheets import found_as_dict, search_sheets
-from shoal.plan.sheets import Sheet
+from shoal.plan.sheets import Sheet, bytes_text
+from shoal.plan.sizes import Sizes, at_size, plan_at, sizes_of
 from shoal.plan.step_time import StepTime
 from shoal.plan.svg import draw_plan
 from shoal.plan.table import print_plan, print_sheets
@@ -32,8 +33,11 @@ __all__ = [
     "RankMemory",
     "Rates",
     "Sheet",
+    "Sizes",
     "StepTime",
     "Traffic",
+    "at_size",
+    "bytes_text",
     "draw_plan",
     "found_as_dict",
     "gpu_rates",
@@ -41,6 +45,7 @@ __all__ = [
     "machine_and_rates",
     "make_plan",
     "mxfp8_parameters",
+    "plan_at",
     "print_plan",
     "print_sheets",
     "read_decoder_config",
@@ -49,6 +54,7 @@ __all__ = [
     "search",
     "search_sheets",
     "search_target",
+    "sizes_of",
     "stages_of",
     "topology_of",
 ]

@@ -1,0 +1,104 @@
+"""Stops a gang for more workers, where the cluster has room for them and it is worth it.
+
+To grow costs a start: workers load torch, the model and a checkpoint. So a gang that has not
+trained for ``cluster.grow_after_s`` yet goes on as it is, and so does one whose run is over in less
+than that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from shoal.training import MetricsReader
+from shoal_actors.train.room import Room
+
+PERIOD_S = 2.0
+"""Seconds between two looks."""
+
+RECENT_STEPS = 20
+"""Steps by whose time the rest of the run is estimated."""
+
+
+class Growth:
+    """Looks for room in a thread of the driver, while the ``with`` block around an attempt lasts.
+
+    Room counts when it was there at two looks in a row.
+    """
+
+    def __init__(
+        self,
+        room: Room,
+        folder: Path,
+        *,
+        size: int,
+        num_steps: int,
+        after_s: float,
+        order: Callable[[], None],
+    ) -> None:
+        """``size`` is the gang's; ``order`` is called once, to stop it; ``folder`` is the run's."""
+        self.goal: int | None = None
+        """The size to go on with, once the gang was told to stop."""
+        self._room = room
+        self._size = size
+        self._num_steps = num_steps
+        self._after_s = after_s
+        self._order = order
+        self._metrics = MetricsReader(folder)
+        self._metrics.poll()
+        self._began: float | None = None
+        self._step = 0
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._seen: int | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="growth", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Begin to look."""
+        self._room.ask(self._missing)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Look no more."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self.goal is None and not self._ended.wait(PERIOD_S):
+            self.look(time.monotonic())
+
+    def look(self, now: float) -> None:
+        """Judge how things are at ``now``, in seconds of any clock that goes on."""
+        if not self._missing:
+            return
+        self._room.ask(self._missing)
+        left_s = self._left_s(now)
+        if left_s is None or self._began is None:
+            return
+        if now - self._began < self._after_s or left_s < self._after_s:
+            return
+        size = self._room.largest(self._size + self._room.free())
+        if size is not None and size > self._size and size == self._seen:
+            self.goal = size
+            self._order()
+        self._seen = size
+
+    @property
+    def _missing(self) -> int:
+        """Workers that the gang has not got."""
+        return self._room.sizes[-1] - self._size
+
+    def _left_s(self, now: float) -> float | None:
+        """Seconds until the last step at the present rate; None before this attempt's first."""
+        for step in self._metrics.poll():
+            self._began = now if self._began is None else self._began
+            self._step = step.step
+            self._recent.append(step.step_seconds)
+        if not self._recent:
+            return None
+        return (self._num_steps - self._step) * sum(self._recent) / len(self._recent)

@@ -1,0 +1,78 @@
+"""The numbers of workers that a run may have, where the cluster decides.
+
+All that a step computes is the same at each of them: the global batch is that of
+``cluster.workers``, and only its division over ranks and microbatches changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.config import Config
+from shoal.errors import ConfigError
+from shoal.plan.batches import Batches
+from shoal.plan.machine import Machine
+from shoal.plan.make import plan_checked
+from shoal.plan.plan import Plan
+from shoal.plan.refusals import check_layout, topology_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Which numbers of workers from ``workers_min`` to ``workers_max`` a layout can have."""
+
+    feasible: tuple[int, ...]
+    """In rising order; ``cluster.workers`` is one of them."""
+
+    refused: Mapping[int, str]
+    """What speaks against each of the others."""
+
+
+def at_size(config: Config, workers: int) -> Config:
+    """The same run on another number of workers, its global batch unchanged."""
+    batch = Batches.of(config, topology_of(config)).global_batch
+    return config.model_copy(
+        update={
+            "cluster": config.cluster.model_copy(update={"workers": workers}),
+            "train": config.train.model_copy(update={"global_batch": batch}),
+        }
+    )
+
+
+def sizes_of(config: Config) -> Sizes:
+    """Look at every size of a run that is possible with ``cluster.workers``.
+
+    Raises:
+        ConfigError: for a bound of the workers that allows no size besides ``cluster.workers``.
+    """
+    cluster = config.cluster
+    feasible, refused = [], {}
+    for workers in cluster.sizes:
+        try:
+            changed = at_size(config, workers)
+            Batches.of(changed, topology_of(changed))
+        except ConfigError as error:
+            refused[workers] = f"{error.field} = {error.value}: {error.problem}"
+        else:
+            feasible.append(workers)
+    for name, bound, others in (
+        ("workers_min", cluster.workers_min, range(cluster.sizes.start, cluster.workers)),
+        ("workers_max", cluster.workers_max, range(cluster.workers + 1, cluster.sizes.stop)),
+    ):
+        if others and not any(workers in feasible for workers in others):
+            raise ConfigError(
+                f"cluster.{name}",
+                bound,
+                f"no number of workers between it and {cluster.workers} can run; "
+                f"with {others[0]}, {refused[others[0]]}",
+                "Choose a batch and a layout that divide among fewer or more, or leave it out",
+            )
+    return Sizes(feasible=tuple(feasible), refused=refused)
+
+
+def plan_at(config: Config, workers: int, machine: Machine) -> Plan:
+    """The plan of one of a run's feasible sizes; what does not depend on it is not looked at."""
+    changed = at_size(config, workers)
+    decoder, topology = check_layout(changed)
+    return plan_checked(changed, decoder, topology, machine, None)

@@ -1,0 +1,223 @@
+"""How many workers an attempt has, and what follows it: policy alone, without any worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.errors import ConfigError, WorkError
+from shoal.training import EventReader, MetricsWriter, StepMetrics, TrainResult
+from shoal_actors.driver import Cluster
+from shoal_actors.train.attempts import Attempts
+from shoal_actors.train.cut import Cut
+from shoal_actors.train.failure import AttemptFailed, FailureReport
+from shoal_actors.train.gang import NoRoom
+from shoal_actors.train.growth import Growth
+from shoal_actors.train.room import Room
+from tests.training.tiny import make_config
+
+WORKER = {"CPU": 1.0}
+
+Outcomes = list[tuple[TrainResult | Exception, int]]
+"""How attempts end, and how many places are free from then on."""
+
+
+@dataclass
+class Places:
+    """A cluster whose free places are as scripted, one number a look; the last one stays."""
+
+    script: list[int]
+    asked: list[int] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def look(self) -> Cluster:
+        places = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        nodes = ({"CPU": float(places)},)
+        return Cluster(is_own=False, nodes=nodes, free=nodes, limit=None)
+
+    def wait(self, missing: str) -> None:
+        """A node comes, now that the run waits for it."""
+        self.missing.append(missing)
+        self.script = [2]
+
+    def room(self, *sizes: int) -> Room:
+        return Room(
+            sizes=sizes,
+            worker=WORKER,
+            look=self.look,
+            ask=self.asked.append,
+            on_wait=self.wait,
+            period_s=0.02,
+            settle_s=0.1,
+        )
+
+
+def _failed(*, is_final: bool = False, refusal: ConfigError | None = None) -> AttemptFailed:
+    report = FailureReport(
+        rank=1,
+        kind="ProcessDied",
+        message="it was killed",
+        traceback="",
+        is_consequence=False,
+        is_final=is_final,
+    )
+    return AttemptFailed(report, refusal)
+
+
+ENDED = TrainResult(step=9, num_steps=9, checkpoint=None)
+CUT = TrainResult(step=3, num_steps=9, checkpoint=None, is_cut=True)
+
+
+def _run(
+    folder: Path,
+    places: Places,
+    outcomes: Outcomes,
+    sizes: tuple[int, ...] = (1, 2, 4),
+    **cluster: Any,
+) -> list[int]:
+    """The sizes of the attempts that end as scripted, with so many places from then on."""
+    made, left = [], iter(outcomes)
+
+    def attempt(size: int, cut: Cut) -> TrainResult:
+        made.append(size)
+        outcome, free = next(left)
+        places.script = [free]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    config = make_config(folder, cluster=cluster, train={"steps": 9})
+    introduced: list[int] = []
+    Attempts(
+        config=config,
+        folder=folder,
+        attempt=attempt,
+        room=places.room(*sizes),
+        introduce=introduced.append,
+    ).run()
+    assert next(left, None) is None
+    assert introduced == [size for size, _ in groupby(made)]
+    return made
+
+
+def test_a_run_shrinks_with_its_cluster_and_grows_again(tmp_path: Path) -> None:
+    # A node is lost with the first failure; when its place is back, the gang is stopped for it.
+    places = Places([4])
+    outcomes: Outcomes = [(_failed(), 2), (CUT, 4), (_failed(), 4), (ENDED, 4)]
+    assert _run(tmp_path, places, outcomes) == [4, 2, 4, 4]
+    events = [(e["event"], e.get("from"), e.get("to")) for e in EventReader(tmp_path).poll()]
+    assert events == [
+        ("failure", None, None),
+        ("resize", 4, 2),
+        ("resize", 2, 4),
+        ("failure", None, None),
+    ]
+    assert not places.missing
+
+
+def test_only_feasible_sizes_are_taken(tmp_path: Path) -> None:
+    assert _run(tmp_path, Places([3]), [(ENDED, 0)], sizes=(2, 4)) == [2]
+
+
+def test_below_the_fewest_it_waits_and_says_so_once(tmp_path: Path) -> None:
+    places = Places([1])
+    assert places.room(2, 4).await_size(2) == 2
+    assert places.missing == [
+        "the run needs 2 workers of 1 CPU each, and the cluster has 1 such places free"
+    ]
+    assert set(places.asked) == {4}, "an autoscaler is to bring about the most, all the while"
+
+
+def test_what_the_last_attempt_leaves_is_not_taken_for_a_lack(tmp_path: Path) -> None:
+    """Its places become free a moment later."""
+    assert Places([0, 2, 4]).room(2, 4).await_size(4) == 4
+
+
+def test_places_lost_at_the_start_cost_no_failure(tmp_path: Path) -> None:
+    outcomes: Outcomes = [(NoRoom("gone"), 2), (ENDED, 2)]
+    assert _run(tmp_path, Places([4]), outcomes, max_failures=0) == [4, 2]
+    assert [event["event"] for event in EventReader(tmp_path).poll()] == ["resize"]
+
+
+def test_a_run_is_given_up(tmp_path: Path) -> None:
+    places = Places([1])
+    with pytest.raises(WorkError, match="failed 2 times .*, first so: Rank 1 failed"):
+        _run(tmp_path, places, [(_failed(), 1), (_failed(), 1)], max_failures=1)
+    with pytest.raises(WorkError, match=r"^Rank 1 failed\. ProcessDied: it was killed\n"):
+        _run(tmp_path, places, [(_failed(is_final=True), 1)])
+    refusal = ConfigError("a.b", 1, "too small", "Give 2")
+    with pytest.raises(ConfigError, match=r"a\.b"):
+        _run(tmp_path, places, [(_failed(refusal=refusal), 1)])
+
+
+def _metrics(step: int) -> StepMetrics:
+    return StepMetrics(
+        step=step,
+        loss=2.0,
+        auxiliary_loss=None,
+        grad_norm=1.0,
+        lr=0.1,
+        tokens=64,
+        labels=60,
+        tokens_per_second=32.0,
+        step_seconds=2.0,
+        memory_bytes=1000,
+    )
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[MetricsWriter]:
+    with MetricsWriter(tmp_path, last_step=0) as writer:
+        writer.write(_metrics(1))  # of the attempt before
+        yield writer
+
+
+def _growth(folder: Path, places: Places, ordered: list[bool]) -> Growth:
+    return Growth(
+        places.room(2, 4, 8),
+        folder,
+        size=2,
+        num_steps=100,
+        after_s=50.0,
+        order=lambda: ordered.append(True),
+    )
+
+
+def test_a_gang_is_stopped_for_more_once_it_is_worth_it(
+    tmp_path: Path, writer: MetricsWriter
+) -> None:
+    ordered: list[bool] = []
+    places = Places([2])
+    growth = _growth(tmp_path, places, ordered)
+    growth.look(0.0)  # before the first step: its workers are only starting
+    writer.write(_metrics(2))
+    growth.look(1000.0)  # the gang has trained from here on
+    growth.look(1049.0)
+    growth.look(1051.0)
+    assert not ordered, "the room may be gone again in a moment"
+    growth.look(1053.0)
+    assert ordered == [True] and growth.goal == 4
+    assert set(places.asked) == {6}
+
+
+def test_a_gang_near_its_end_goes_on_as_it_is(tmp_path: Path, writer: MetricsWriter) -> None:
+    ordered: list[bool] = []
+    growth = _growth(tmp_path, Places([6]), ordered)
+    writer.write(_metrics(76))  # 24 steps of 2 seconds are left
+    for now in (0.0, 100.0, 200.0):
+        growth.look(now)
+    assert not ordered and growth.goal is None
+
+
+def test_flickering_room_does_not_stop_a_gang(tmp_path: Path, writer: MetricsWriter) -> None:
+    ordered: list[bool] = []
+    growth = _growth(tmp_path, Places([2, 0, 2, 0]), ordered)
+    writer.write(_metrics(2))
+    for now in (0.0, 60.0, 62.0, 64.0, 66.0):
+        growth.look(now)
+    assert not ordered
