@@ -12,6 +12,7 @@ from shoal.config import JournalSettings
 from shoal.errors import ConfigError, Overloaded, WorkError
 from shoal.inference import Output, Request, SamplingParams, Submission
 from shoal.inference.journal import Journal, JournaledEngine
+from shoal_actors.engine.awake import AwakeClock
 from shoal_actors.engine.lease import Leases
 from shoal_actors.engine.loop import EngineLoop
 from shoal_actors.engine.watchdog import Watchdog
@@ -43,9 +44,11 @@ class Owner:
 
 
 @contextmanager
-def running(engine: ScriptedEngine) -> Iterator[tuple[EngineLoop, Owner]]:
+def running(
+    engine: ScriptedEngine, clock: Callable[[], float] = time.monotonic
+) -> Iterator[tuple[EngineLoop, Owner]]:
     owner = Owner()
-    loop = EngineLoop(engine, owner.deliver, owner.failures.append)
+    loop = EngineLoop(engine, owner.deliver, owner.failures.append, clock)
     loop.start()
     try:
         yield loop, owner
@@ -223,6 +226,27 @@ def test_the_watchdog_drops_who_is_silent_and_reports_a_step_that_hangs() -> Non
 
         wait_until(hangs)
         assert stalled[0] > 0.5
+        watchdog.stop()
+
+
+def test_the_watchdog_forgives_that_the_process_itself_stood_still() -> None:
+    stood_still_s = 0.0
+    clock = AwakeClock(lambda: time.monotonic() + stood_still_s)
+    engine = ScriptedEngine()
+    stalled: list[float] = []
+    with running(engine, clock) as (loop, owner):
+        watchdog = Watchdog(
+            loop, Leases(clock), lapsed=lambda frontend: None, stalled=stalled.append, stall_s=2.0
+        )
+        watchdog.start()
+        engine.gate.clear()
+        loop.submit([asked("r0", 10**8)]).result(DEADLINE_S)
+        wait_until(lambda: loop.busy_s > 0)
+        stood_still_s = 3600.0
+        time.sleep(0.6)
+        assert not stalled and loop.busy_s < 2.0
+        engine.gate.set()
+        wait_until(lambda: len(owner.tokens("r0")) > 3)
         watchdog.stop()
 
 

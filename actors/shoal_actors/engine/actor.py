@@ -66,7 +66,10 @@ class EngineActor:
             certificate=dataclasses.asdict(certificate) | {"passed": certificate.passed},
         )
         self._streams: dict[str, OutputStream] = {}
-        self._leases = Leases(AwakeClock())
+        # Neither the silence of frontends nor a step lasts longer for this process's own standing
+        # still: what waits for it meanwhile is to find it when it goes on.
+        clock = AwakeClock()
+        self._leases = Leases(clock)
         self._moved_from: Counter[int] = Counter()
         self._journal = None
         journaled: StepEngine = engine
@@ -78,7 +81,7 @@ class EngineActor:
                 progressed=lambda: self._loop.wake(),
             )
             journaled = JournaledEngine(engine, self._journal)
-        self._loop = EngineLoop(journaled, self._deliver, self._fail)
+        self._loop = EngineLoop(journaled, self._deliver, self._fail, clock)
         self._watchdog = Watchdog(
             self._loop,
             self._leases,

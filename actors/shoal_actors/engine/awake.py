@@ -14,8 +14,8 @@ _MOST_S = 4 * LOOK_S
 class AwakeClock:
     """Seconds, of which no more than one pass between two looks. Any thread may look.
 
-    Who stands still hears nobody, and finds everyone silent for as long when it goes on: the
-    silence of others is measured by this clock.
+    Who stands still hears nobody, and finds everyone silent for as long when it goes on; what it
+    was computing has taken no longer for it. Both are measured by this clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

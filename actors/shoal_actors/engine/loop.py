@@ -28,8 +28,16 @@ Deliver = Callable[[Mapping[str, list[Output]]], None]
 class EngineLoop:
     """Runs ``engine``; ``deliver`` and ``ended`` are called in its thread and must not wait."""
 
-    def __init__(self, engine: StepEngine, deliver: Deliver, ended: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        engine: StepEngine,
+        deliver: Deliver,
+        ended: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock`` says how long a turn takes."""
         self._engine = engine
+        self._clock = clock
         self._deliver = deliver
         self._ended = ended
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -58,7 +66,7 @@ class EngineLoop:
     def busy_s(self) -> float:
         """How long the turn under way, its commands and its step, has taken; 0 without work."""
         began = self._turn_began
-        return 0.0 if began is None else time.monotonic() - began
+        return 0.0 if began is None else self._clock() - began
 
     @property
     def is_alive(self) -> bool:
@@ -102,14 +110,14 @@ class EngineLoop:
     def _turn(self) -> None:
         """Take the commands that wait, or wait for one; then one step if there is work."""
         waits = not self._engine.has_work
-        self._turn_began = None if waits else time.monotonic()
+        self._turn_began = None if waits else self._clock()
         while True:
             try:
                 command = self._commands.get(block=waits)
             except queue.Empty:
                 break
             if waits:
-                self._turn_began = time.monotonic()
+                self._turn_began = self._clock()
             command()
             waits = False
         if self._engine.has_work and not self._is_stopping:

@@ -169,8 +169,9 @@ class ServeSettings(Section):
     """CPU threads of each replica."""
 
     stall_s: float = Field(default=60.0, gt=0)
-    """Seconds that one step of an engine may take before its process is ended and another started;
-    also how long requests wait for an engine that stands still and that no other can replace."""
+    """Seconds that one step of an engine may take, without those for which its process was stopped
+    or swapped out, before the process is ended and another started; also how long requests wait for
+    an engine that stands still and that no other can replace."""
 
     kv: KVSettings = KVSettings()
     """The paged cache of keys and values of each replica."""
