@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.inference import BlockPool, block_hashes, child_hash, root_hash
+from shoal.inference import ROOT_HASH, BlockPool, block_hashes, child_hash
 
 
 def _named(pool: BlockPool, name: bytes, parent: int | None) -> int:
@@ -12,21 +12,18 @@ def _named(pool: BlockPool, name: bytes, parent: int | None) -> int:
 
 
 def test_only_full_blocks_have_names_and_a_name_stands_for_all_before_it() -> None:
-    root = root_hash(0)
-    assert block_hashes([], 4, root) == block_hashes([1, 2, 3], 4, root) == []
-    names = block_hashes([1, 2, 3, 4, 5, 6, 7, 8, 9], 4, root)
-    assert names == [child_hash(root, [1, 2, 3, 4]), child_hash(names[0], [5, 6, 7, 8])]
-    assert names == block_hashes([1, 2, 3, 4, 5, 6, 7, 8], 4, root)
-    others = block_hashes([1, 2, 3, 0, 5, 6, 7, 8], 4, root)
+    assert block_hashes([], 4) == block_hashes([1, 2, 3], 4) == []
+    names = block_hashes([1, 2, 3, 4, 5, 6, 7, 8, 9], 4)
+    assert names == [child_hash(ROOT_HASH, [1, 2, 3, 4]), child_hash(names[0], [5, 6, 7, 8])]
+    assert names == block_hashes([1, 2, 3, 4, 5, 6, 7, 8], 4)
+    others = block_hashes([1, 2, 3, 0, 5, 6, 7, 8], 4)
     assert not set(names) & set(others)
-    assert not set(names) & set(block_hashes([1, 2, 3, 4, 5, 6, 7, 8], 4, root_hash(1)))
     assert {len(name) for name in names} == {32}
 
 
 def test_tokens_do_not_run_into_each_other() -> None:
-    root = root_hash(0)
-    assert child_hash(root, [1, 256]) != child_hash(root, [257, 0])
-    assert child_hash(root, [2**40]) != child_hash(root, [0])
+    assert child_hash(ROOT_HASH, [1, 256]) != child_hash(ROOT_HASH, [257, 0])
+    assert child_hash(ROOT_HASH, [2**40]) != child_hash(ROOT_HASH, [0])
 
 
 def test_eviction_peels_leaves_from_the_oldest() -> None:

@@ -397,19 +397,3 @@ def test_a_row_without_numbers_ends_its_sequence_alone() -> None:
     assert world.live["b"][0].finish_reason is FinishReason.ERROR
     world.drain()
     assert _answers(world, "a") == [_expected(world, 0, 1, count=3)]
-
-
-def test_new_weights_find_nothing_of_the_old() -> None:
-    world = World(limits=limits())
-    world.add(request("before", 0, 1, 2, 3, 0, max_tokens=1))
-    world.drain()
-    (under_way,) = world.add(request("under way", 0, 1, 2, 3, 0, max_tokens=6))
-    world.step()
-    world.replace_weights()
-    world.drain()
-    assert under_way.generated[1:] == _expected(
-        world, 0, 1, 2, 3, 0, under_way.generated[0], count=5
-    )
-    (after,) = world.add(request("after", 0, 1, 2, 3, 0, max_tokens=1))
-    world.drain()
-    assert after.num_cached == 4  # of what the new weights have computed

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from shoal.errors import ConfigError, Overloaded
 from shoal.inference import FinishReason, Limits, State
@@ -103,11 +103,6 @@ class Histories(RuleBasedStateMachine):
     def fail(self) -> None:
         self.do("fail")
 
-    @precondition(lambda self: self.number > 3)
-    @rule()
-    def replace_weights(self) -> None:
-        self.do("replace_weights")
-
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
@@ -129,7 +124,6 @@ def _deeds(world: World) -> dict[str, Callable[..., Any]]:
         "step": world.step,
         "stop": lambda which: _stop(world, which),
         "fail": world.fail,
-        "replace_weights": world.replace_weights,
         "drain": world.drain,
     }
 

@@ -12,15 +12,16 @@ from collections.abc import Sequence
 
 from shoal.inference import Chunk, Step
 
+_START = b"before the first token"
+
 
 class ToyModel:
-    """Computes steps of chunks over ``num_blocks`` blocks; ``generation`` stands for weights."""
+    """Computes steps of chunks over ``num_blocks`` blocks."""
 
     def __init__(self, num_blocks: int, block_size: int, vocab_size: int) -> None:
         self._slots: list[bytes] = [b"nothing yet"] * (num_blocks * block_size)
         self._block_size = block_size
         self._vocab_size = vocab_size
-        self.generation = 0
 
     def compute(self, step: Step) -> tuple[list[int], dict[str, list[tuple[int, bytes]]]]:
         """Tokens of ``step.sampled``, and by request the (position, digest) that were scored."""
@@ -52,7 +53,7 @@ class ToyModel:
         return self._digests(prefix)[-1]
 
     def _write(self, chunk: Chunk, position: int, token: int) -> None:
-        before = self._root if position == 0 else self._read(chunk, position - 1)
+        before = _START if position == 0 else self._read(chunk, position - 1)
         self._slots[self._slot(chunk, position)] = _digest(before, token)
 
     def _read(self, chunk: Chunk, position: int) -> bytes:
@@ -62,12 +63,8 @@ class ToyModel:
         block, offset = divmod(position, self._block_size)
         return chunk.blocks[block] * self._block_size + offset
 
-    @property
-    def _root(self) -> bytes:
-        return f"weights {self.generation}".encode()
-
     def _digests(self, prefix: Sequence[int]) -> list[bytes]:
-        digests = [self._root]
+        digests = [_START]
         for token in prefix:
             digests.append(_digest(digests[-1], token))
         return digests[1:]

@@ -14,11 +14,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.inference.hashing import block_hashes, child_hash, root_hash
+from shoal.inference.hashing import ROOT_HASH, block_hashes, child_hash
 
 LOAD_WEIGHT = 1.0
-
-_ROOT = root_hash(0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,11 +42,11 @@ class Router:
 
         The last token is always computed, so a block that it completes is not among them.
         """
-        return block_hashes(prompt[:-1], block_size, _ROOT)
+        return block_hashes(prompt[:-1], block_size)
 
     def start(self, prompt: Sequence[int], block_size: int) -> int:
         """A number that is the same for all prompts with this first block."""
-        return int.from_bytes(child_hash(_ROOT, prompt[:block_size])[:8])
+        return int.from_bytes(child_hash(ROOT_HASH, prompt[:block_size])[:8])
 
     def ranked(self, names: Sequence[bytes], loads: Sequence[Load], start: int = 0) -> list[int]:
         """Places of all ``loads``, best first; those that are equal go around from ``start``."""

@@ -18,7 +18,7 @@ Who calls what, in order, for one step of an engine (``sampler`` is ``sampler.Sa
 from shoal.inference.block_pool import BlockPool
 from shoal.inference.choice_text import ChoiceText, TextDelta
 from shoal.inference.detokenizer import Detokenizer, TokenTexts
-from shoal.inference.hashing import block_hashes, child_hash, root_hash
+from shoal.inference.hashing import ROOT_HASH, block_hashes, child_hash
 from shoal.inference.limits import Limits
 from shoal.inference.params import SamplingParams
 from shoal.inference.protocol import Output, Stats, Submission, TokenLogprob
@@ -37,6 +37,7 @@ __all__ = [
     "FinishReason",
     "Limits",
     "Output",
+    "ROOT_HASH",
     "Request",
     "SamplingParams",
     "Scheduler",
@@ -52,5 +53,4 @@ __all__ = [
     "TokenTexts",
     "block_hashes",
     "child_hash",
-    "root_hash",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.inference.block_pool import BlockPool
-from shoal.inference.hashing import child_hash, root_hash
+from shoal.inference.hashing import ROOT_HASH, child_hash
 from shoal.inference.limits import Limits
 from shoal.inference.sequence import Sequence
 
@@ -19,8 +19,6 @@ class BlockTables:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.pool = BlockPool(limits.num_blocks)
-        self._generation = 0
-        self._root = root_hash(0)
         self._named: list[int] = []  # blocks that got their names in the step under way
 
     def begin_step(self) -> None:
@@ -99,16 +97,10 @@ class BlockTables:
             if self.pool.is_named(block):
                 self.pool.forget(block)
 
-    def renew(self) -> None:
-        """The weights change and nobody holds a block: let nothing of the old ones be found."""
-        self.pool.forget_cached()
-        self._generation += 1
-        self._root = root_hash(self._generation)
-
     def _names(self, sequence: Sequence, count: int) -> list[bytes]:
         """Names of the first ``count`` blocks of ``sequence``, all of them full."""
         names, size = sequence.hashes, self._limits.block_size
         for at in range(len(names), count):
-            parent = names[-1] if names else self._root
+            parent = names[-1] if names else ROOT_HASH
             names.append(child_hash(parent, sequence.tokens[at * size : (at + 1) * size]))
         return names[:count]

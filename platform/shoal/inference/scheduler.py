@@ -216,16 +216,6 @@ class Scheduler:
         self._tables.forget_step()
         return ended
 
-    def replace_weights(self) -> None:
-        """Start over with new weights: running sequences queue again, nothing cached is found."""
-        assert self._in_flight is None, "a step is under way"
-        for sequence in tuple(self._running):
-            self._preempt(sequence)
-        self._tables.renew()
-        for sequences in self._requests.values():
-            for sequence in sequences:
-                sequence.hashes.clear()
-
     def _check(self, request: Request) -> int:
         """Most tokens of ``request``; refuses it, or the whole of its choices for want of room."""
         if request.id in self._requests:
