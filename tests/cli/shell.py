@@ -51,9 +51,9 @@ def shoal_here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def complaints(result: subprocess.CompletedProcess[str]) -> list[str]:
-    """The lines on stderr but for the one that says what a cold machine does first."""
+    """The lines on stderr but for those that say what is done before anything is shown."""
     lines: list[str] = result.stderr.splitlines()
-    return [line for line in lines if not line.startswith("compiling the kernels")]
+    return [line for line in lines if not line.startswith(("Loading ", "compiling the kernels"))]
 
 
 def write_config(folder: Path, **extra: str) -> Path:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
+from shoal.cli.sampling import OPTIONS
+from shoal.inference import SamplingParams
 from tests.cli.shell import complaints, shoal, shoal_here
 from tests.inference.small_models import random_folder
 from tests.models.tiny import TINY
@@ -72,6 +75,28 @@ def test_score_names_a_wrong_line(line: str, problem: str, folder: Path) -> None
     assert "line 1" in result.stderr and problem in result.stderr
 
 
+def test_generate_takes_what_a_request_over_http_may_ask_for(folder: Path) -> None:
+    fields = {field.name for field in dataclasses.fields(SamplingParams)}
+    # The priority is over others, and score has the log-probabilities of a prompt.
+    assert OPTIONS.keys() == fields - {"priority", "prompt_logprobs"}
+    arguments = (
+        *("--logit-bias", "65=100", "--logit-bias", "66=-100", "--max-tokens", "6"),
+        *("--repetition-penalty", "1.5", "--ignore-eos", "--min-tokens", "2"),
+        *("--stop-token-id", "67", "--stop", "zz", "--frequency-penalty", "-2"),
+    )
+    result = shoal_here("generate", "model", "--prompt", "Once", *arguments, cwd=folder.parent)
+    assert (result.returncode, result.stdout) == (0, "A" * 6 + "\n")
+    assert result.stderr.startswith("Loading model, 0 MiB of weights\n")
+    ended = shoal_here(
+        *("generate", "model", "--prompt", "x", "--logit-bias", "65=100", "--json"),
+        *("--stop-token-id", "65", "--min-tokens", "3"),
+        cwd=folder.parent,
+    )
+    (choice,) = json.loads(ended.stdout)["choices"]
+    assert 65 not in choice["token_ids"][:3]  # what may not end it yet is not drawn
+    assert (choice["token_ids"][3:], choice["finish_reason"]) == ([65], "stop")
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -79,6 +104,11 @@ def test_score_names_a_wrong_line(line: str, problem: str, folder: Path) -> None
         (("generate", "model", "--prompt", ""), "it has no tokens"),
         (("generate", "model", "--prompt", "x", "--top-p", "nan"), "top_p"),
         (("generate", "model", "--prompt", "x", "--seed", "-1"), "seed"),
+        (("generate", "model", "--prompt", "x", "--logprobs", "1"), "Add --json"),
+        (("generate", "model", "--prompt", "x", "--logit-bias", "65"), "--logit-bias = '65'"),
+        (("generate", "model", "--prompt", "x", "--logit-bias", "65=nan"), "no pair of token"),
+        (("generate", "model", "--prompt", "x", "--logit-bias", "65=101"), "logit_bias = 101"),
+        (("generate", "model", "--prompt", "x", "--stop-token-id", "999"), "stop_token_ids = 999"),
         (("generate", "model", "--prompt", "x" * 64), "leaves no room"),
         (("score", "model", "absent.jsonl"), "no such file"),
         (("certify", "absent"), "no such folder"),

@@ -32,6 +32,12 @@ def check_folder(folder: Path) -> None:
         )
 
 
+def say_loading(folder: Path) -> None:
+    """Say on stderr what happens for as long as nothing else is shown."""
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    typer.echo(f"Loading {folder}, {size / 2**20:,.0f} MiB of weights", err=True)
+
+
 def use_threads(threads: int | None) -> None:
     """Compute on so many threads; None leaves torch's own choice."""
     import torch  # takes seconds to load

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.options import AsJson
-from shoal.cli.serving import ModelFolder, PrecisionOption, check_folder
+from shoal.cli.serving import ModelFolder, PrecisionOption, check_folder, say_loading
 
 
 def certify(
@@ -24,6 +24,7 @@ def certify(
     Exit code 1 if it is refuted; the first case that differs is named.
     """
     check_folder(model)
+    say_loading(model)
     from shoal.inference.certify import Subject, prove  # torch takes seconds to load
 
     show = None if as_json else lambda finding: typer.echo(str(finding))

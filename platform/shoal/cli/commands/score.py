@@ -14,6 +14,7 @@ from shoal.cli.serving import (
     PrecisionOption,
     ThreadsOption,
     check_folder,
+    say_loading,
     use_threads,
 )
 from shoal.errors import ConfigError
@@ -37,6 +38,7 @@ def score(
     check_folder(model)
     if not file.is_file():
         raise ConfigError("FILE", str(file), "there is no such file", "Give a file of JSON lines")
+    say_loading(model)
     # torch takes seconds to load
     from shoal.inference.certify import Subject
     from shoal.inference.loading import served_tokenizer
