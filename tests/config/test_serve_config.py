@@ -47,7 +47,9 @@ def test_the_file_of_a_training_run_is_checked_as_a_whole(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("tree", "words"),
     [
-        ({}, r"model = None: is required"),
+        ({}, r"^model\.path = None: no model is named\. Set it to a Hugging Face folder"),
+        ({"serve": {}, "model": {}}, r"^model\.path = None: no model is named\. Set it to"),
+        ({"model": {"overrides": {"x": 1}}}, r"^model\.path = None: no model is named"),
         ({"model": {"config": {"model_type": "llama"}}}, "model without weights cannot be served"),
         ({"model": {"path": "m", "overrides": {"x": 1}}}, r"model\.overrides = .*config\.json"),
         ({"model": {"path": "m"}, "server": {}}, r"server = .*Did you mean serve"),

@@ -198,6 +198,7 @@ def _assert_refused(served: Served, path: str, body: dict[str, Any], param: str)
         error = response.json()["error"]
         assert error["type"] == "invalid_request_error"
         assert 10 < len(error["message"]) < 400, error["message"]
+        assert "Input should" not in error["message"], "pydantic's own words"
         assert error["param"] == param, error
         assert error["code"], error
     assert served.engine.submitted == []
@@ -227,9 +228,10 @@ def test_every_field_takes_its_type_alone(served: Served, path: str) -> None:
             answer = served.http.post(path, json=good | {name: value})
             if answer.status_code != 200:
                 num_refused += 1
-                param = answer.json()["error"]["param"]
+                error = answer.json()["error"]
                 assert answer.status_code in (400, 404), (name, value, answer.text)
-                assert param.startswith(name), (name, param)
+                assert error["param"].startswith(name), (name, error)
+                assert "Input" not in error["message"] and "what this" not in error["message"]
         assert num_refused >= 7, name
 
 
@@ -257,6 +259,23 @@ def test_what_changes_nothing_is_taken(
 def test_an_unknown_field_is_answered_with_the_nearest(served: Served) -> None:
     message = served.complete(temprature=1).json()["error"]["message"]
     assert message == "temprature: no such field. Did you mean temperature."
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n": 2.0}, "n = 2.0: it is not a whole number. Send one without a fraction or exponent."),
+        ({"top_p": 1.1}, "top_p = 1.1: it is out of range. Send a number that is at most 1.0."),
+        ({"stream": "yes"}, "stream = 'yes': it is not a truth value. Send true or false."),
+        ({"stop": [""]}, "stop[0] = '': it is empty. Send text."),
+        ({"n": 2.0, "seed": "1"}, "n = 2.0: it is not a whole number. Send one without a fraction "
+         "or exponent. Others are wrong as well: 1."),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_field_value_problem_and_remedy(
+    served: Served, fields: dict[str, Any], message: str
+) -> None:
+    assert served.complete(**fields).json()["error"]["message"] == message
 
 
 def test_another_model_is_not_found(served: Served) -> None:

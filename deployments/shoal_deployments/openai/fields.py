@@ -19,13 +19,16 @@ from pydantic_core import PydanticCustomError
 
 from shoal.config import LimitSettings
 
+REFUSED = "refused"
+"""Type of the pydantic errors that say in this project's words what is wrong."""
+
 
 def refusal(problem: str, remedy: str, **values: object) -> PydanticCustomError:
     """An error in this project's words; ``{name}`` in either text stands for one of ``values``.
 
     The value ``param`` names the field below the validated object that is meant.
     """
-    return PydanticCustomError("refused", f"{problem}. {remedy}", values or None)
+    return PydanticCustomError(REFUSED, f"{problem}. {remedy}", values or None)
 
 
 def _limit(info: ValidationInfo, name: str) -> int:

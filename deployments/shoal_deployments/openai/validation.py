@@ -7,11 +7,26 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from shoal.config import LimitSettings
+from shoal.config.problems import BOUNDS
 from shoal_deployments.openai.errors import ApiError, bad_field
+from shoal_deployments.openai.fields import REFUSED
 from shoal_deployments.openai.requests import UNKNOWN, GenerationBody
 from shoal_deployments.openai.unsupported import drop_unsupported
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
+
+_TYPES = {
+    "bool": ("it is not a truth value", "Send true or false"),
+    "dict": ("it is not an object", "Send a JSON object"),
+    "finite": ("it is not a finite number", "Send one that is"),
+    "float": ("it is not a number", "Send a number"),
+    "int": ("it is not a whole number", "Send one without a fraction or exponent"),
+    "list": ("it is not a list", "Send a JSON array"),
+    "model": ("it is not an object", "Send a JSON object"),
+    "string": ("it is not text", "Send a string"),
+}
+"""For the first word of pydantic's error types what is wrong, and what helps."""
+_OTHER = ("it is not what this field takes", "GET /openapi.json says what it is")
 
 
 def parse_body(kind: type[BodyT], content: dict[str, Any], limits: LimitSettings) -> BodyT:
@@ -27,18 +42,31 @@ def parse_body(kind: type[BodyT], content: dict[str, Any], limits: LimitSettings
 def _refusal(detail: Any, num_more: int) -> ApiError:
     context = detail.get("ctx", {})
     param = _path(detail["loc"] + ((context["param"],) if "param" in context else ()))
-    more = f" {num_more} more fields are wrong." if num_more else ""
+    more = f" Others are wrong as well: {num_more}." if num_more else ""
     if detail["type"] == "missing":
         return ApiError(400, f"{param} is missing.{more}", param=param, code="missing_field")
-    problem, _, remedy = detail["msg"].rpartition(". ")
+    problem, remedy = _words(detail["type"], detail["msg"], context)
     if "param" in context:  # what was wrong is the whole, not the value of one field
         code = "unknown_parameter" if detail["type"] == UNKNOWN else "invalid_value"
         return ApiError(400, f"{param}: {problem}. {remedy}.{more}", param=param, code=code)
-    if not problem:  # pydantic's own words are one sentence
-        problem, remedy = detail["msg"], "Correct it"
     refusal = bad_field(param, detail["input"], problem, remedy)
     refusal.message += more
     return refusal
+
+
+def _words(kind: str, message: str, context: dict[str, Any]) -> tuple[str, str]:
+    """What is wrong and what helps, for a kind of pydantic's errors; ours say both themselves."""
+    if kind in (REFUSED, UNKNOWN):
+        problem, _, remedy = message.rpartition(". ")
+        return problem, remedy
+    if kind in BOUNDS:
+        name, words = BOUNDS[kind]
+        return "it is out of range", f"Send a number that is {words} {context[name]}"
+    if kind == "literal_error":
+        return "it is none of the choices", f"Send {context['expected']}"
+    if kind in ("too_short", "string_too_short"):
+        return "it is empty", "Send at least one entry" if kind == "too_short" else "Send text"
+    return _TYPES.get(kind.partition("_")[0], _OTHER)
 
 
 def _path(place: tuple[int | str, ...]) -> str:

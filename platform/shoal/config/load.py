@@ -81,10 +81,11 @@ def read_tree(path: Path) -> dict[str, Any]:
         problem = f"cannot be read: {error.strerror}"
         raise ConfigError("CONFIG", str(path), problem, "Make the file readable") from error
     tree = read_yaml(text, str(path))
-    if tree is None:
-        remedy = "Begin with the keys model, data.sources and train.steps"
-        raise ConfigError("CONFIG", str(path), "the file is empty", remedy)
     if not isinstance(tree, dict):
-        remedy = "Begin with the keys model, data.sources and train.steps"
-        raise ConfigError("CONFIG", str(path), "the file holds no mapping", remedy)
+        problem = "the file is empty" if tree is None else "the file holds no mapping"
+        remedy = (
+            "Begin with the keys model, data.sources and train.steps, or to serve with model.path "
+            "and serve"
+        )
+        raise ConfigError("CONFIG", str(path), problem, remedy)
     return tree

@@ -22,12 +22,13 @@ _TYPE_PROBLEMS = {
     "dict": ("must be a mapping", "Write keys below it, or leave it out"),
     "finite": ("must be a finite number", "Write a number such as 0.1 or 1e-3"),
 }
-_BOUNDS = {
+BOUNDS = {
     "greater_than_equal": ("ge", "at least"),
     "greater_than": ("gt", "more than"),
     "less_than_equal": ("le", "at most"),
     "less_than": ("lt", "less than"),
 }
+"""For each kind of bound its name in pydantic's context, and words for it."""
 
 _FORMS = {
     "run.name": (
@@ -73,8 +74,8 @@ def _config_errors(place: tuple[int | str, ...], detail: Any) -> Iterator[Config
         yield _missing(place)
     elif kind in ("literal_error", "enum"):
         yield _not_one_of(field, value)
-    elif kind in _BOUNDS:
-        name, words = _BOUNDS[kind]
+    elif kind in BOUNDS:
+        name, words = BOUNDS[kind]
         bound = f"{words} {context[name]}"
         yield ConfigError(field, value, f"must be {bound}", f"Use a number that is {bound}")
     elif kind in ("too_short", "string_too_short"):

@@ -30,6 +30,16 @@ class ServeConfig(Section):
     serve: ServeSettings = ServeSettings()
     """How it is served."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _names_a_folder(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        """Ask for ``model.path`` alone where no model is named: only training takes others."""
+        model = tree.get("model")
+        if model is None or (isinstance(model, dict) and not model.keys() & {"path", "config"}):
+            remedy = "Set it to a Hugging Face folder; shoal export writes one"
+            refuse([ConfigError("model.path", None, "no model is named", remedy)])
+        return tree
+
     @model_validator(mode="after")
     def _has_weights(self) -> ServeConfig:
         if self.model.path is None:
