@@ -22,6 +22,8 @@ INLINE_CHARACTERS = 4096
 """Longest text that is worked on at once: about 2 ms."""
 
 _CHARACTERS_PER_TOKEN = 4
+_CHARACTERS_PER_MESSAGE = 32
+"""A template takes as long for a message as the tokenizer for so many."""
 
 
 class Tokenizing:
@@ -38,7 +40,7 @@ class Tokenizing:
 
     async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Ids of a chat up to the assistant's turn; ConfigError where its template refuses."""
-        length = sum(len(message["content"]) for message in messages)
+        length = sum(len(message["content"]) + _CHARACTERS_PER_MESSAGE for message in messages)
         template = self._tokenizer.apply_chat_template
         return tuple(await self.run(length, template, messages))
 

@@ -125,13 +125,55 @@ def test_hugging_faces_conventions() -> None:
         ("{{ ''.__class__.__mro__ }}", "refuses them"),
         ("{{ messages.append(1) }}", "refuses them"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses them: maximum recursion"),
-        ("{{ 'a' * 10**17 }}", "refuses them: MemoryError"),
+        ("{{ 'a'.center(10**17) }}", "refuses them: MemoryError"),
+        ("{{ 'a' * 10**17 }}", "refuses them: it repeats something too often"),
+        ("{{ 10**7 * [1] }}", "refuses them: it repeats something too often"),
+        ("{{ 9**(9**9) }}", "refuses them: it makes a number that is too large"),
     ],
 )
 def test_what_a_template_refuses_or_must_not_do(template: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as refusal:
         ChatTemplate(template, TOKENS).render(CHAT, add_generation_prompt=True)
     assert refusal.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(90000) %}{% for b in range(90000) if b %}{% endfor %}{% endfor %}",
+        "{% for a in range(200) recursive %}{{ loop(range(200)) if loop.depth < 9 }}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(99) }}",
+        "{% macro f(n) %}{% if n %}{{ caller() }}{% endif %}{% endmacro %}"
+        "{% for a in range(90000) %}{% call f(1) %}x{% endcall %}{% endfor %}",
+    ],
+)
+def test_a_template_that_has_no_end_is_ended(template: str) -> None:
+    endless = ChatTemplate(template, TOKENS)
+    for _ in range(2):  # each rendering has its own steps
+        with pytest.raises(ConfigError, match=r"refuses them: it takes more than 20,004 steps"):
+            endless.render(CHAT[:1], add_generation_prompt=True)
+
+
+def test_loops_are_those_of_jinja(tmp_path: Path) -> None:
+    template = """{% for m in messages if m.role != 'system' -%}
+    {{ loop.index }}/{{ loop.length }}{{ loop.first }}{{ loop.last }}{{ loop.revindex }}
+    {{- loop.nextitem.role if not loop.last }}{{ loop.cycle('a', 'b') }}|{% endfor %}
+    {%- for key, value in messages[0].items() %}{{ key }}{{ value }}{% else %}none{% endfor %}
+    {%- for x in absent %}{{ x }}{% else %}nothing{% endfor %}
+    {%- for x in [[1, [2]], 3] recursive %}{{ loop.depth }}
+    {%- if x is iterable %}{{ loop(x) }}{% else %}{{ x }}{% endif %}{% endfor %}"""
+    theirs = oracle(write_tokenizer(tmp_path, chat_template=template))
+    for turns in range(1, len(CHAT) + 1):
+        expected = theirs.apply_chat_template(CHAT[:turns], tokenize=False)
+        rendered = ChatTemplate(template, TOKENS).render(CHAT[:turns], add_generation_prompt=False)
+        assert rendered == expected
+
+
+def test_long_chats_may_look_from_each_turn_at_all_others() -> None:
+    template = "{% for m in messages %}{% for o in messages %}{% endfor %}.{% endfor %}"
+    chat = [{"role": "user", "content": ""}] * 400
+    rendered = ChatTemplate(template, TOKENS).render(chat, add_generation_prompt=False)
+    assert rendered == "." * 400
 
 
 @pytest.mark.parametrize(

@@ -22,17 +22,22 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shoal.data.tokenizer.interface import Message, check_messages, well_formed
+from shoal.data.tokenizer.sandbox import Sandbox, render
 from shoal.errors import ConfigError
 
 # Around code points that Unicode sets aside for use inside a program.
 _OPEN, _CLOSE = "\ufdd0generation\ufdd0", "\ufdd1generation\ufdd1"
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
+_STEPS = 20_000
+"""What a template may take for any chat: some 10 ms."""
+_STEPS_PER_PAIR = 4
+"""What it may take more for each pair of messages: some look from each turn at all others."""
+
 # A template is a program of its author: besides Jinja's own errors it may add a number to a text,
-# index past a list, call itself for ever, or write more than there is memory for.
+# index past a list, have no end, or write more than there is memory for.
 _REFUSALS = (
     jinja2.TemplateError,
     TypeError,
@@ -114,13 +119,14 @@ class ChatTemplate:
         if self._has_generation:
             _refuse_markers(messages)
         try:
-            text = self._template.render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
+            variables = {
+                "messages": messages,
+                "tools": None,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
                 **self._special_tokens,
-            )
+            }
+            text = render(self._template, variables, _STEPS + _STEPS_PER_PAIR * len(messages) ** 2)
         except _REFUSALS as error:
             raise ConfigError(
                 "messages",
@@ -145,9 +151,9 @@ class _Generation(Extension):
         return f"{_OPEN}{caller()}{_CLOSE}"
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment() -> Sandbox:
     """The sandbox that Hugging Face's templates are written for."""
-    environment = ImmutableSandboxedEnvironment(
+    environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
