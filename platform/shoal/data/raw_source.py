@@ -74,7 +74,7 @@ class RawSource:
     def _build(self, folder: Path, tokenizer: Tokenizer, run_shards: ShardRunner) -> None:
         started = time.monotonic()
         logger.info(
-            "Tokenizing %s: %d files, %.1f MiB, %d shards",
+            "Tokenizing %s (files: %d, MiB: %.1f, shards: %d)",
             self.settings.path,
             len(self.files),
             sum(file.size for file in self.files) / 2**20,
@@ -87,11 +87,11 @@ class RawSource:
         counts = sum((result.counts for result in results), TokenCounts())
         Summary.of(prefix).write(folder)
         logger.info(
-            "%d documents of %s gave %d tokens in %.1f s",
-            counts.documents,
+            "Tokenized %s in %.1f s (documents: %d, tokens: %d)",
             self.settings.path,
-            counts.tokens,
             time.monotonic() - started,
+            counts.documents,
+            counts.tokens,
         )
         if counts.repaired:
             logger.warning(
