@@ -37,13 +37,17 @@ runs/input/smollm2: | $(READY)
 serve: $(READY) $(filter runs/input/smollm2,$(MODEL))  ## serve the demo's model, or SmolLM2, with a console
 	$(RUN) -m shoal serve $(MODEL) --set serve.port=$(PORT)
 
+# Two files at a time: what starts a cluster waits as much as it computes. Each file stays whole, so
+# that its tests share a server, and each lane has its ranks and its Ray.
+TEST := $(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
 test: export OMP_NUM_THREADS = 1
 test: $(READY)  ## run every test
-	$(RUN) -m pytest
+	$(TEST)
 
 test-full: export OMP_NUM_THREADS = 1
 test-full: $(READY)  ## run every test, and those that take long or eight ranks
-	$(RUN) -m pytest -m "full or not full"
+	$(TEST) -m "full or not full"
 
 bench: $(READY)  ## training step side by side with torch FSDP2
 	$(RUN) -m shoal bench train --against fsdp2

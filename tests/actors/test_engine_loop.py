@@ -270,6 +270,5 @@ def test_the_watchdog_reports_a_loop_that_hangs_between_steps() -> None:
         assert stalled[0] > 0.5 and not taken.done()
         engine.door.set()
         taken.result(DEADLINE_S)
-        wait_until(lambda: loop.stats.steps > 3)
-        assert 0.0 <= loop.busy_s < 0.5
+        wait_until(lambda: loop.stats.steps > 3 and loop.busy_s < 0.5)
         watchdog.stop()

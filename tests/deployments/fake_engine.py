@@ -86,6 +86,7 @@ class FakeEngine:
         self.journal: JournalStats | None = None
         self.fingerprint: str | None = "fp1"
         self.aborted: list[str] = []
+        self.num_asked = 0
         self.submitted: list[str] = []
         self.requests: list[Request] = []
         self._runs: list[_Run] = []
@@ -100,6 +101,7 @@ class FakeEngine:
     ) -> str | None:
         if self._loop_task is None:
             self._loop_task = asyncio.create_task(self._loop(), name="fake engine")
+        self.num_asked += 1
         await asyncio.sleep(self.submit_s)
         if self.refusal is not None:
             raise self.refusal

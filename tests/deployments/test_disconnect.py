@@ -8,7 +8,6 @@ import logging
 import random
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,13 +133,12 @@ def test_while_queued(busy: Served, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_while_being_submitted(busy: Served, caplog: pytest.LogCaptureFixture) -> None:
     busy.engine.submit_s = 0.3
+    before = busy.engine.num_asked
     with busy.connect() as connection:
         connection.sendall(_request(path="/v1/chat/completions"))
-        time.sleep(0.1)
-        connection.close()
-        busy.wait_until(lambda: len(busy.engine.aborted) == 1)
-    busy.engine.submit_s = 0.0
-    time.sleep(0.3)
+        busy.wait_until(lambda: busy.engine.num_asked > before)
+    busy.wait_until(lambda: len(busy.engine.aborted) == 1)
+    busy.wait_until(lambda: not busy.tasks())
     assert busy.engine.num_running == 0
 
 
@@ -153,7 +151,7 @@ def test_while_tokenizing(busy: Served, caplog: pytest.LogCaptureFixture, path: 
     with busy.connect() as connection:
         connection.sendall(_request(path, **fields))
     busy.wait_until(lambda: any(" 499 " in record.getMessage() for record in caplog.records))
-    assert sorted(busy.engine.aborted) == sorted(busy.engine.submitted)
+    assert set(busy.engine.submitted) <= set(busy.engine.aborted)
 
 
 @pytest.mark.parametrize("num_bytes", [20, 120])

@@ -145,6 +145,7 @@ def test_a_mistake_of_ours_is_a_500_in_openai_form(
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "internal_error"
     assert "scripted" not in answer.text
+    assert answer.headers["connection"] == "close"
     assert served.complete().status_code == 200
 
 

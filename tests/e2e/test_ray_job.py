@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -41,52 +41,39 @@ class Head:
     environment: dict[str, str]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
 def _head() -> Iterator[Head]:
-    """``ray start --head`` with a token of its own, in a folder and on ports of its own."""
+    """``ray start --head`` with a token of its own, in a folder of its own, on ports it finds."""
     environment = plain_environment(
         RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32), RAY_USAGE_STATS_ENABLED="0"
     )
-    gcs, dashboard, agent = _free_port(), _free_port(), _free_port()
     # A short path: the names of Ray's sockets below it must stay under 108 characters.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         command = [RAY, "start", "--head", "--block", "--num-cpus=2", f"--temp-dir={folder}"]
-        command += [f"--port={gcs}", f"--dashboard-port={dashboard}", "--disable-usage-stats"]
         # The agent takes the job; its usual port may be another Ray's.
-        command += [f"--dashboard-agent-listen-port={agent}"]
+        command += ["--port=0", "--dashboard-agent-listen-port=0", "--include-dashboard=true"]
         log = Path(folder) / "start.txt"
         with log.open("w") as output:
             process = subprocess.Popen(
-                [*command, "--include-dashboard=true"],
+                [*command, "--disable-usage-stats"],
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
         try:
-            _wait_for_port(dashboard, process, log)
-            _wait_for_port(agent, process, log)
-            yield Head(dashboard=f"http://127.0.0.1:{dashboard}", environment=environment)
+            yield Head(dashboard=_dashboard(process, log), environment=environment)
         finally:
             process.terminate()
             process.wait(60)
 
 
-def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+def _dashboard(process: subprocess.Popen[bytes], log: Path) -> str:
+    """The address that it tells for jobs, once it does."""
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
+    while (found := re.search(r"RAY_API_SERVER_ADDRESS='(\S+)'", log.read_text())) is None:
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.2)
-    raise AssertionError(f"nothing listens on port {port}:\n{log.read_text()}")
+    return found[1]
 
 
 def _submit(head: Head, working: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:

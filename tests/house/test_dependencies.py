@@ -27,6 +27,7 @@ APART = {
     "vllm": "an environment of its own, requirements/vllm.txt",
     "tensorboard": "torch writes its event files with it",
     "pytest-timeout": "pytest loads it",
+    "pytest-xdist": "pytest loads it",
     "ruff": "a command",
     "mypy": "a command",
     "import-linter": "a command",

@@ -104,5 +104,14 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
 
 
 async def on_exception(request: Request, error: Exception) -> JSONResponse:
-    """Exception handler for our own mistakes; the server logs the traceback."""
-    return error_response(ApiError(500, "The server failed to answer.", code="internal_error"))
+    """Exception handler for our own mistakes; the server logs the traceback.
+
+    uvicorn ends the connection after one; a client that is not told sends its next request there.
+    """
+    problem = ApiError(
+        500,
+        "The server failed to answer.",
+        code="internal_error",
+        headers={"Connection": "close"},
+    )
+    return error_response(problem)
