@@ -25,7 +25,7 @@ def test_submitting_tells_the_fingerprint_of_the_engine_that_computes(
             params = SamplingParams(max_tokens=8)
             request = Request(id=str(number), prompt=(number,), params=params)
             fingerprint = await engines.submit([request], Mailbox(1000))
-            found[engines._held[request.id].place] = fingerprint
+            found[engines._held.by_id[request.id].place] = fingerprint
         return found
 
     assert asyncio.run(ask()) == {0: "one", 1: "two", 2: None}
@@ -53,7 +53,7 @@ def test_who_goes_on_with_a_stream_gets_an_engine_of_its_fingerprint(
             request = Request(id=unknown, prompt=(1,), params=SamplingParams(max_tokens=8))
             with pytest.raises(ConfigError, match="no engine here has the kernels"):
                 await engines.submit([request], Mailbox(1000), unknown)
-        return {held.place for held in engines._held.values()}
+        return {held.place for held in engines._held.by_id.values()}
 
     assert asyncio.run(ask()) == {1}
 
@@ -68,7 +68,7 @@ def test_a_full_journal_is_told_and_another_engine_is_tried(
         engines = connected(monkeypatch, facts, actors)
         request = Request(id="r0", prompt=PROMPT, params=SamplingParams(max_tokens=8))
         await engines.submit([request], Mailbox(1000))
-        place = engines._held["r0"].place
+        place = engines._held.by_id["r0"].place
         actors[1].refusal = actors[0].refusal
         with pytest.raises(EngineUnavailable, match="waits for its disk"):
             await engines.submit([request], Mailbox(1000))

@@ -91,7 +91,7 @@ def test_what_a_lost_engine_computed_goes_on_elsewhere(monkeypatch: pytest.Monke
         engines.on_outputs(2, [output("r", 9, ends=True)])
         got = [(each.choice, each.token_ids[0]) for each in await mailbox.take()]
         assert got == [(1, 8), (0, 9)]
-        assert engines._held == {}
+        assert engines._held.by_id == {}
         migrated = {each.replica: each.migrated for each in await engines.stats()}
         assert migrated == {"1": 0, "2": 0}  # the one that is lost says nothing
         engines._links[0]._actor = Actor()  # another was started in its place
@@ -112,7 +112,7 @@ def test_a_request_moves_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [len(actor.taken) for actor in actors] == [1, 1, 0]
         with pytest.raises(EngineFailed, match="was lost"):
             await mailbox.take()
-        assert engines._held == {}
+        assert engines._held.by_id == {}
 
     play(monkeypatch, scene, "one", "one", "one")
 
@@ -132,7 +132,7 @@ def test_what_nobody_can_go_on_with_fails_at_once(
         assert [each.token_ids for each in await mailbox.take()] == [(5,)]
         with pytest.raises(EngineFailed, match="was lost"):
             await mailbox.take()
-        assert engines._held == {}
+        assert engines._held.by_id == {}
 
     others = {"no other": (), "other kernels": ("two",), "full": ("one",)}[why]
     play(monkeypatch, scene, "one", *others)
@@ -143,7 +143,7 @@ def test_nothing_is_held_of_what_is_over(monkeypatch: pytest.MonkeyPatch) -> Non
         mailbox = Mailbox(1000)
         await engines.submit([asked("done", n=2), asked("left")], mailbox)
         engines.on_outputs(0, [output("done", 1, ends=True)])
-        assert engines._held.keys() == {"done", "left"}
+        assert engines._held.by_id.keys() == {"done", "left"}
         engines.on_outputs(0, [output("done", 1, choice=1, ends=True)])
         engines.abort(["left", "done", "never seen"])
         engines.abort(["left"])
@@ -158,6 +158,6 @@ def test_nothing_is_held_of_what_is_over(monkeypatch: pytest.MonkeyPatch) -> Non
         lose(engines, 0)
         with pytest.raises(EngineUnavailable):
             await engines.submit([asked("late")], mailbox)
-        assert engines._held == {}
+        assert engines._held.by_id == {}
 
     play(monkeypatch, scene, "one")

@@ -25,7 +25,7 @@ def play(monkeypatch: pytest.MonkeyPatch, scene: Scene, *fingerprints: str) -> N
 
     async def whole(engines: Engines, actors: Sequence[Actor]) -> None:
         await scene(engines, actors, Mailbox(1000))
-        assert engines._held == {}
+        assert engines._held.by_id == {}
 
     scripted_actors.play(monkeypatch, whole, *fingerprints)
 

@@ -31,19 +31,18 @@ to prompts under way, then to the head of the queue, all in the order of ``place
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Sequence as Series
 
 from shoal.errors import ConfigError, Overloaded
 from shoal.inference.block_pool import BlockPool
 from shoal.inference.block_tables import BlockTables
+from shoal.inference.early_aborts import EarlyAborts
 from shoal.inference.limits import Limits
+from shoal.inference.order import InOrder, place_of
 from shoal.inference.protocol import Stats
 from shoal.inference.request import Request
 from shoal.inference.sequence import FinishReason, Sequence, State
 from shoal.inference.step import Chunk, Step
-from shoal.inference.waiting_queue import WaitingQueue, place_of
 
 
 class Scheduler:
@@ -54,9 +53,9 @@ class Scheduler:
         self._tables = BlockTables(limits)
         self._end_ids = frozenset(end_ids)
         self._requests: dict[str, tuple[Sequence, ...]] = {}
-        self._waiting = WaitingQueue()
-        self._running: list[Sequence] = []  # sorted by place
-        self._aborted: OrderedDict[str, None] = OrderedDict()
+        self._waiting = InOrder()
+        self._running = InOrder()
+        self._aborted = EarlyAborts(limits.max_remembered_aborts)
         self._in_flight: Step | None = None
         self._num_arrivals = 0
         self._counts = dict.fromkeys(
@@ -103,8 +102,7 @@ class Scheduler:
         one that can never be served (HTTP 400) and Overloaded for one that finds the queue full
         (429 or 503); neither leaves a trace.
         """
-        was_aborted = request.id in self._aborted
-        self._aborted.pop(request.id, None)
+        was_aborted = self._aborted.take(request.id)
         try:
             max_tokens = self._check(request)
         except (ConfigError, Overloaded):
@@ -136,10 +134,7 @@ class Scheduler:
         """
         sequences = self._requests.get(request_id)
         if sequences is None:
-            self._aborted[request_id] = None
-            self._aborted.move_to_end(request_id)
-            if len(self._aborted) > self.limits.max_remembered_aborts:
-                self._aborted.popitem(last=False)
+            self._aborted.note(request_id)
             return ()
         ended = tuple(sequence for sequence in sequences if not sequence.is_finished)
         for sequence in ended:
@@ -229,7 +224,7 @@ class Scheduler:
 
     def _admit_head(self) -> Sequence | None:
         """Take the head of the queue in, if there is room for it and for those that run."""
-        sequence = self._waiting.head
+        sequence = self._waiting.first
         if sequence is None or len(self._running) >= self.limits.max_running:
             return None
         # Without a block for each that runs, a step or two later one of them would be preempted.
@@ -238,7 +233,7 @@ class Scheduler:
             return None
         self._waiting.remove(sequence)
         self._counts["prefix_hit_tokens"] += sequence.num_computed
-        insort(self._running, sequence, key=lambda other: other.place)
+        self._running.add(sequence)
         return sequence
 
     def _grow(self, sequence: Sequence) -> bool:
@@ -246,7 +241,7 @@ class Scheduler:
         if self._tables.has_room(sequence):
             return True
         while self.pool.num_available == 0:
-            victim = self._running[-1]
+            victim = self._running.last
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -287,9 +282,7 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         """Take ``sequence`` out of the running ones and give its blocks back."""
-        at = bisect_left(self._running, sequence.place, key=lambda other: other.place)
-        assert self._running[at] is sequence
-        del self._running[at]
+        self._running.remove(sequence)
         self._tables.release(sequence)
 
     def _settle(self, sequence: Sequence) -> None:

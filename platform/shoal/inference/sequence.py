@@ -45,7 +45,7 @@ class Sequence:
     """Tokens, blocks and state of one choice.
 
     ``max_tokens`` is what the request may have after ``Limits.check``; ``place`` decides about the
-    order (see ``WaitingQueue``).
+    order (see ``InOrder``).
     """
 
     def __init__(

@@ -1,8 +1,9 @@
-"""The sequences that wait for blocks, in the order in which they get them."""
+"""The order in which sequences get blocks, and those that stand in it: waiting, or running."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 
 from shoal.inference.sequence import Sequence
 
@@ -17,8 +18,8 @@ def place_of(arrival: int, priority: int, index: int, per_level: int) -> tuple[i
     return arrival + priority * per_level, arrival, index
 
 
-class WaitingQueue:
-    """Sequences sorted by ``place``; only the head is ever admitted."""
+class InOrder:
+    """Sequences sorted by ``place``."""
 
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []
@@ -26,13 +27,21 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
     @property
-    def head(self) -> Sequence | None:
+    def first(self) -> Sequence | None:
         """Who is next."""
         return self._sequences[0] if self._sequences else None
 
+    @property
+    def last(self) -> Sequence:
+        """Who is the first to give way; there has to be one."""
+        return self._sequences[-1]
+
     def add(self, sequence: Sequence) -> None:
-        """Queue ``sequence`` at its place."""
+        """Put ``sequence`` at its place."""
         insort(self._sequences, sequence, key=lambda other: other.place)
 
     def remove(self, sequence: Sequence) -> None:
