@@ -26,6 +26,20 @@ def test_json_follows_overrides(tmp_path: Path) -> None:
     made = json.loads(done.stdout)
     assert (made["mesh"]["outer"], made["mesh"]["inner"]) == (2, 2)
     assert len(made["ranks"]) == 4
+    assert "sizes" not in made
+
+
+def test_sizes_that_a_cluster_may_choose(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    overrides = ("--set", "cluster.workers=4", "--set", "cluster.workers_min=2")
+    batch = ("--set", "train.global_batch=4", "--set", "train.micro_batch=1")
+    done = shoal_here("plan", str(config), *overrides, *batch, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    sizes = json.loads(done.stdout)["sizes"]
+    assert [size["workers"] for size in sizes["feasible"]] == [2, 4]
+    assert list(sizes["refused"]) == ["3"]
+    done = shoal_here("plan", str(config), *overrides, *batch, cwd=tmp_path)
+    assert "\nWorkers\n  workers  data-parallel" in done.stdout
 
 
 def test_every_refusal_in_one_message(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,15 @@ import pytest
 
 from shoal.config import Config
 from shoal.errors import ConfigError
-from shoal.plan import Machine, at_size, plan_at, sizes_of
+from shoal.plan import (
+    Machine,
+    at_size,
+    gpu_rates,
+    plan_at,
+    sizes_as_dict,
+    sizes_of,
+    sizes_sheet,
+)
 from tests.training.tiny import MIXTURE, make_config, write_text
 
 MACHINE = Machine(has_cuda=False, cpu_has_bf16=False)
@@ -63,6 +72,30 @@ def test_an_unset_batch_is_that_of_the_configured_workers(tmp_path: Path) -> Non
     config = _config(tmp_path, cluster=cluster, train={"global_batch": None, "micro_batch": 3})
     assert sizes_of(config).feasible == (2, 4)
     assert at_size(config, 2).train.global_batch == 12
+
+
+def test_sizes_are_shown_with_what_they_need(tmp_path: Path) -> None:
+    cluster = {"workers": 4, "workers_min": 1}
+    config = _config(tmp_path, cluster=cluster, train={"global_batch": 4})
+    sizes, rates = sizes_of(config), gpu_rates("H100")
+    plans = [plan_at(config, size, Machine.with_gpus(), rates=rates) for size in sizes.feasible]
+    tight = replace(plans[0], rates=replace(rates, memory_bytes=plans[0].fullest.peak - 1))
+    sheet = sizes_sheet(sizes, [tight, *plans[1:]])
+    assert [(row[0], row[1], row[2], row[5]) for row in sheet.rows] == [
+        ("4", "4", "1 x 1", ""),
+        ("2", "2", "2 x 1", ""),
+        ("1", "1", "4 x 1", "too much"),
+    ]
+    assert "1 others do not divide: with 3, train.global_batch = 4" in sheet.note
+    values = sizes_as_dict(sizes, [tight, *plans[1:]])
+    assert [(size["workers"], size["fits"]) for size in values["feasible"]] == [
+        (1, False),
+        (2, True),
+        (4, True),
+    ]
+    # Nobody said how large the devices of this machine are.
+    here = [plan_at(config, size, MACHINE) for size in sizes.feasible]
+    assert "memory" not in sizes_sheet(sizes, here).header
 
 
 def test_bounds_that_allow_nothing_are_refused(tmp_path: Path) -> None:

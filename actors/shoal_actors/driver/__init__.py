@@ -1,6 +1,6 @@
 """What every driver needs, of training and of serving: a Ray cluster, a terminal, a way to end."""
 
-from shoal_actors.driver.cluster import Cluster, is_elsewhere, open_cluster
+from shoal_actors.driver.cluster import Cluster, is_elsewhere, num_fitting, open_cluster
 from shoal_actors.driver.console import divert_output
 from shoal_actors.driver.stop import Terminated, termination_raises
 
@@ -9,6 +9,7 @@ __all__ = [
     "Terminated",
     "divert_output",
     "is_elsewhere",
+    "num_fitting",
     "open_cluster",
     "termination_raises",
 ]

@@ -89,19 +89,20 @@ class Cluster:
     def num_places(self, worker: Mapping[str, float]) -> int:
         """How many workers of these resources fit at most, now or once it has grown."""
         if self.limit is not None:
-            return _fitting(self.limit, worker)
-        return sum(_fitting(node, worker) for node in self.nodes)
+            return num_fitting(self.limit, worker)
+        return sum(num_fitting(node, worker) for node in self.nodes)
 
     def num_free(self, worker: Mapping[str, float]) -> int:
         """How many workers of these resources fit right now, beside what runs already."""
-        return sum(_fitting(node, worker) for node in self.free)
+        return sum(num_fitting(node, worker) for node in self.free)
 
     def now(self) -> Cluster:
         """The same cluster as it is now."""
         return _survey(is_own=self.is_own)
 
 
-def _fitting(resources: Mapping[str, float], worker: Mapping[str, float]) -> int:
+def num_fitting(resources: Mapping[str, float], worker: Mapping[str, float]) -> int:
+    """How many workers of these resources fit into ``resources``."""
     return min(int(resources.get(name, 0) // amount) for name, amount in worker.items())
 
 

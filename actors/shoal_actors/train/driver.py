@@ -51,6 +51,7 @@ from shoal_actors.train.attempts import Attempts
 from shoal_actors.train.checks import check_places, check_room
 from shoal_actors.train.follow import Follower
 from shoal_actors.train.gang import Gang
+from shoal_actors.train.memory import memory_lack
 from shoal_actors.train.paths import with_absolute_paths
 from shoal_actors.train.room import Room
 from shoal_actors.train.wish import Wish
@@ -138,7 +139,7 @@ def _train(config: Config, console: Console) -> TrainResult:
             timeout_s=config.cluster.timeout_s,
             silence_s=config.cluster.silence_s,
         )
-        sizes = sizes_of(config).feasible
+        sizes = _sizes(config, cluster, gang, console)
         bound = "workers" if sizes[0] == config.cluster.workers else "workers_min"
         check_places(replace(gang, num_workers=sizes[0]), cluster, field=f"cluster.{bound}")
         check_room(config, plan, folder.path)
@@ -175,8 +176,25 @@ def _train(config: Config, console: Console) -> TrainResult:
             )
             result = attempts.run()
     if not result.is_out_of_data:
-        console.print(f"Done: {result.checkpoint}", markup=False, highlight=False, soft_wrap=True)
+        _say(console, f"Done: {result.checkpoint}")
     return result
+
+
+def _sizes(config: Config, cluster: Cluster, gang: Gang, console: Console) -> tuple[int, ...]:
+    """The numbers of workers that the run may have; what does not fit into memory is said."""
+    sizes = []
+    for size in (feasible := sizes_of(config).feasible):
+        lack = memory_lack(plan_at(config, size, cluster.machine), cluster, gang.resources)
+        if lack is None:
+            sizes.append(size)
+        else:
+            _say(console, f"Note: {lack}")
+    # One that was asked for alone is tried: what a plan counts is a little more than what is used.
+    return tuple(sizes) or feasible[-1:]
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _warn(console: Console, config: Config, cluster: Cluster) -> None:
@@ -192,7 +210,7 @@ def _warn(console: Console, config: Config, cluster: Cluster) -> None:
             "time after the job; set run.dir to a folder that stays"
         )
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        _say(console, line)
 
 
 def _introduce(console: Console, plan: Plan, *, most: int) -> None:
@@ -207,7 +225,7 @@ def _introduce(console: Console, plan: Plan, *, most: int) -> None:
         f"each of {plan.topology.data} data-parallel ranks, {bytes_text(plan.fullest.peak)} of "
         "memory at the peak"
     )
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    _say(console, line)
 
 
 def _note_wait(folder: Path, missing: str) -> None:

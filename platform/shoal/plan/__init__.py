@@ -14,6 +14,7 @@ from shoal.plan.refusals import stages_of, topology_of
 from shoal.plan.search import Found, search
 from shoal.plan.search_sheets import found_as_dict, search_sheets
 from shoal.plan.sheets import Sheet, bytes_text
+from shoal.plan.size_sheets import sizes_as_dict, sizes_sheet
 from shoal.plan.sizes import Sizes, at_size, plan_at, sizes_of
 from shoal.plan.step_time import StepTime
 from shoal.plan.svg import draw_plan
@@ -54,7 +55,9 @@ __all__ = [
     "search",
     "search_sheets",
     "search_target",
+    "sizes_as_dict",
     "sizes_of",
+    "sizes_sheet",
     "stages_of",
     "topology_of",
 ]

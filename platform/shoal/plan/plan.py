@@ -63,6 +63,16 @@ class Plan:
         return max(self.memory, key=lambda memory: memory.peak)
 
     @property
+    def memory_bytes(self) -> int | None:
+        """Memory that a step may fill on each device; None where nobody said."""
+        return None if self.rates is None else self.rates.memory_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest rank stays below that memory, as far as it is known."""
+        return self.memory_bytes is None or self.fullest.peak <= self.memory_bytes
+
+    @property
     def sent(self) -> tuple[dict[LinkClass, int], ...]:
         """By stage, bytes that each of its ranks sends in a step inside domains and outside."""
         return tuple(

@@ -15,6 +15,7 @@ from shoal.plan.batches import Batches
 from shoal.plan.machine import Machine
 from shoal.plan.make import plan_checked
 from shoal.plan.plan import Plan
+from shoal.plan.rates import Rates
 from shoal.plan.refusals import check_layout, topology_of
 
 
@@ -71,8 +72,8 @@ def sizes_of(config: Config) -> Sizes:
     return Sizes(feasible=tuple(feasible), refused=refused)
 
 
-def plan_at(config: Config, workers: int, machine: Machine) -> Plan:
+def plan_at(config: Config, workers: int, machine: Machine, *, rates: Rates | None = None) -> Plan:
     """The plan of one of a run's feasible sizes; what does not depend on it is not looked at."""
     changed = at_size(config, workers)
     decoder, topology = check_layout(changed)
-    return plan_checked(changed, decoder, topology, machine, None)
+    return plan_checked(changed, decoder, topology, machine, rates)

@@ -76,7 +76,18 @@ def plan(
     # torch takes seconds to load, and a wrong file should be refused at once
     from rich.console import Console
 
-    from shoal.plan import Sheet, draw_plan, machine_and_rates, make_plan, print_plan, print_sheets
+    from shoal.plan import (
+        Sheet,
+        draw_plan,
+        machine_and_rates,
+        make_plan,
+        plan_at,
+        print_plan,
+        print_sheets,
+        sizes_as_dict,
+        sizes_of,
+        sizes_sheet,
+    )
 
     machine, rates = machine_and_rates(settings, gpu=gpu, measure=measure)
     made = make_plan(settings, machine, rates=rates)
@@ -84,11 +95,17 @@ def plan(
         _write(svg, draw_plan(made))
     values = made.as_dict()
     sheets: tuple[Sheet, ...] = ()
+    if len(settings.cluster.sizes) > 1:
+        sizes = sizes_of(settings)
+        plans = [plan_at(settings, size, machine, rates=rates) for size in sizes.feasible]
+        values["sizes"] = sizes_as_dict(sizes, plans)
+        sheets = (sizes_sheet(sizes, plans),)
     if "serve" in tree:
         # loads numba, for which training has no use
         from shoal.cli.planned_serving import beside_training
 
-        values["serving"], sheets = beside_training(tree)
+        values["serving"], served_sheets = beside_training(tree)
+        sheets += tuple(served_sheets)
     if as_json:
         typer.echo(json.dumps(values, indent=2))
     else:
