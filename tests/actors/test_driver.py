@@ -17,6 +17,7 @@ from shoal_actors.driver import Cluster
 from shoal_actors.train import Gang, run
 from shoal_actors.train.checks import check_places, check_room
 from shoal_actors.train.paths import with_absolute_paths
+from tests.checkpoint.bucket import serving
 from tests.training.tiny import MODEL, make_config, write_text
 
 MACHINE = Machine(has_cuda=False, cpu_has_bf16=False)
@@ -70,6 +71,16 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         assert sorted(path.name for path in (tmp_path / "runs" / "run").iterdir()) == before
 
 
+def test_a_store_that_cannot_be_used_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with serving() as bucket:
+        uri = f"s3://nowhere/runs?{bucket.options}"
+        config = _config(tmp_path, checkpoint={"storage": uri})
+        with pytest.raises(ConfigError, match=r"NO_SUCH_BUCKET.*Name a place that exists") as found:
+            run(config)
+    assert (found.value.field, found.value.value) == ("checkpoint.storage", uri)
+    assert not (tmp_path / "runs" / "run" / "events.jsonl").exists()
+
+
 def test_what_the_cluster_cannot_place_is_refused(tmp_path: Path, ray_session: Cluster) -> None:
     config = _config(tmp_path, cluster={"workers": 5, "device": "cpu"}, train={"global_batch": 5})
     with pytest.raises(ConfigError, match=r"cluster\.workers = 5: .* room for 4 workers of 1 CPU"):
@@ -99,9 +110,9 @@ def test_a_disk_without_room_is_refused(tmp_path: Path) -> None:
     huge = {**MODEL, "hidden_size": 2**16, "intermediate_size": 2**18, "num_hidden_layers": 128}
     config = _config(tmp_path, model={"config": {**huge, "num_attention_heads": 512}})
     with pytest.raises(ConfigError, match=r"run\.dir = .*one checkpoint takes [\d,]{15,} bytes"):
-        check_room(config, make_plan(config, MACHINE), tmp_path)
+        check_room(config, make_plan(config, MACHINE), RunFolder(tmp_path))
     small = _config(tmp_path)
-    check_room(small, make_plan(small, MACHINE), tmp_path)
+    check_room(small, make_plan(small, MACHINE), RunFolder(tmp_path))
 
 
 def test_paths_do_not_depend_on_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.checkpoint import Saved, save
+from shoal.checkpoint import Location, Saved, save
 
 
 def model_of(seed: int, hidden: int = 6) -> nn.Sequential:
@@ -33,7 +33,7 @@ def trained(
     return optimizer
 
 
-def save_plain(folder: Path, step: int, model: nn.Module) -> Saved:
+def save_plain(folder: Location, step: int, model: nn.Module) -> Saved:
     """Save a model after ``step`` steps."""
     optimizer = trained(model, num_steps=step)
     return save(folder, step, model=model, optimizer=optimizer, counters={"step": step})
@@ -46,3 +46,9 @@ def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
         for key, value in optimizer.state.get(parameter, {}).items():
             state[f"{name}.{key}"] = value.clone()
     return state
+
+
+def local(location: Location) -> Path:
+    """A location that is known to be on the disk."""
+    assert isinstance(location, Path)
+    return location

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.checkpoint import BackgroundSaver, SaveReport, capture_rng
+from shoal.checkpoint import BackgroundSaver, Location, SaveReport, capture_rng
 from tests.checkpoint.plain import model_of, trained
 
 
@@ -52,7 +52,7 @@ class Trainer:
 
 
 @contextmanager
-def training(folder: Path, **options: Any) -> Iterator[Trainer]:
+def training(folder: Location, **options: Any) -> Iterator[Trainer]:
     """A trainer whose steps are saved in ``folder``."""
     reports: list[SaveReport] = []
     options = {"patience_s": 20.0, **options}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
@@ -15,8 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from shoal.checkpoint import OnFailure, clean, load, newest, steps, verify
+from shoal.checkpoint import OnFailure, clean, load, newest, save, steps, verify
 from shoal.errors import WorkError
 from tests.checkpoint.plain import model_of, trained
 from tests.checkpoint.saving import later, training, wait_until
@@ -127,6 +130,79 @@ def test_a_disk_that_became_read_only_is_told_and_its_step_still_loads(tmp_path:
         assert [step.number for step in steps(disk)] == [1]
 
 
+_BLOCK_NUMBER, _BLOCK_SIZE = 1, 2
+"""Linux's FIBMAP, where on the device a file's first block lies, and FIGETBSZ."""
+
+
+@contextmanager
+def _device(image: Path | str, mount: Path, *options: str) -> Iterator[None]:
+    """An ext4 file system in ``image``, by a loop device."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a block device")
+    mount.mkdir()
+    make = ["mkfs.ext4", "-q", "-F", "-O", "^has_journal", str(image)]
+    attach = ["losetup", "--find", "--show", *options, str(image)]
+    try:
+        subprocess.run(make, capture_output=True, check=True)
+        device = subprocess.run(attach, capture_output=True, check=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no file system can be made on a loop device here")
+    try:
+        if subprocess.run(["mount", device, str(mount)], capture_output=True).returncode:
+            pytest.skip("no file system can be mounted here")
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", "--lazy", str(mount)], check=True)
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=True)
+
+
+def test_a_disk_that_fails_to_write_costs_the_steps_from_then_on(tmp_path: Path) -> None:
+    """A block device in memory that is sealed in the middle: every write to it is EIO."""
+    memory, disk = os.memfd_create("disk", os.MFD_ALLOW_SEALING), tmp_path / "disk"
+    try:
+        os.ftruncate(memory, 8 * 2**20)
+        with _device(f"/proc/{os.getpid()}/fd/{memory}", disk):
+            with pytest.raises(WorkError, match="could not be written: Input/output error"):
+                with training(disk, keep=1) as trainer:
+                    trainer.save(1)
+                    trainer.saver.drain()
+                    os.sync()
+                    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+                    trainer.step()
+                    trainer.save(2)
+                    trainer.saver.drain()
+            assert [step.number for step in steps(disk)] == [1]
+            _assert_loads(disk / "step-00000001")
+    finally:
+        os.close(memory)
+
+
+def test_a_disk_that_fails_to_read_is_told_by_every_command(tmp_path: Path) -> None:
+    """A block device whose end is gone: every read from there is EIO."""
+    image, disk = tmp_path / "image", tmp_path / "disk"
+    with image.open("wb") as file:
+        file.truncate(16 * 2**20)
+    with _device(image, disk, "--direct-io=on"):
+        _save_one(disk, 1)
+        model = nn.Embedding(1000, 1500)
+        save(disk, 2, model=model, optimizer=None, counters={})
+        shard = disk / "step-00000002" / "__0_0.distcp"
+        with shard.open("rb") as file:
+            size, first = (
+                int.from_bytes(fcntl.ioctl(file, request, bytes(4)), sys.byteorder)
+                for request in (_BLOCK_SIZE, _BLOCK_NUMBER)
+            )
+            os.truncate(image, first * size)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        problem = f"{shard} cannot be read: Input/output error"
+        assert [str(damage) for damage in verify(shard.parent)] == [problem]
+        with pytest.raises(WorkError, match=problem):
+            load(shard.parent, model=model, optimizer=None)
+        _assert_loads(disk / "step-00000001")
+
+
 def _train_until_killed(folder: Path, connection: Connection) -> None:
     with training(folder) as trainer:
         trainer.save(1)
@@ -180,7 +256,7 @@ def test_a_new_attempt_shuts_an_old_writer_out(tmp_path: Path) -> None:
                 counters={},
                 attachments={"slow": blocked},  # the publisher waits here for somebody to write
             )
-            wait_until(lambda: any(tmp_path.glob(".step-*/attachments")))
+            wait_until(lambda: any(tmp_path.glob(".step-*/.metadata")))
             assert len(clean(tmp_path)) == 1
             descriptor = os.open(blocked, os.O_RDWR)  # does not wait for the other end
             os.write(descriptor, b"at last")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.checkpoint import clean, newest, prune, steps
+from shoal.checkpoint import clean, newest, pin, prune, steps, unpin
 from tests.checkpoint.plain import model_of, save_plain
 
 
@@ -43,7 +43,9 @@ def test_pruning_counts_complete_steps_and_deletes_nothing_else(checkpoints: Pat
     before = _names(checkpoints)
     assert [step.number for step in prune(checkpoints, 2)] == [1]
     assert before - _names(checkpoints) == {"step-00000001"}
-    assert [step.number for step in prune(checkpoints, 1, pinned={2})] == []
+    pin(checkpoints / "step-00000002")
+    assert [step.number for step in prune(checkpoints, 1)] == []
+    unpin(checkpoints / "step-00000002")
     assert [step.number for step in prune(checkpoints, 1)] == [2]
     assert [step.number for step in prune(checkpoints, 1)] == []
     assert prune(checkpoints, None) == ()

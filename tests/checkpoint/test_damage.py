@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from shoal.checkpoint import load, newest, steps, verify
+from shoal.checkpoint import load, newest, save, steps, verify
 from shoal.errors import WorkError
 from tests.checkpoint.plain import model_of, save_plain, trained
 
@@ -38,14 +39,15 @@ def _lengthen(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b" ")
 
 
-def _refused(path: Path) -> str:
-    """The message of a load, which must leave the weights as they were."""
+def _refused(path: Path, *, is_read: bool = False) -> str:
+    """The message of a load, which must leave the weights as they were, or if ``is_read`` none."""
     model = model_of(9)
     before = [value.clone() for value in model.parameters()]
     optimizer = trained(model, num_steps=0)
     with pytest.raises(WorkError) as caught:
         load(path, model=model, optimizer=optimizer)
-    assert all(map(torch.equal, before, model.parameters()))
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert new.isnan().all() if is_read else torch.equal(old, new)
     return str(caught.value)
 
 
@@ -59,7 +61,24 @@ def test_one_flipped_bit_is_found(checkpoints: Path, name: str, part: float) -> 
     file = checkpoints / "step-00000002" / name
     _flip(file, int(part * file.stat().st_size))
     assert [damage.file for damage in verify(file.parent)] == [file]
-    assert str(file) in _refused(file.parent)
+    assert str(file) in _refused(file.parent, is_read=name == "__0_0.distcp")
+
+
+def test_a_load_that_fails_half_way_leaves_no_half_of_it_and_another_step_heals(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file of several blocks, of which the last is damaged, once the first is in its place."""
+    model = nn.Embedding(1000, 3000)
+    for step in (1, 2):
+        save(tmp_path, step, model=model, optimizer=None, counters={})
+    _flip(tmp_path / "step-00000002" / "__0_0.distcp", 11 * 2**20)
+    fresh = nn.Embedding(1000, 3000)
+    with pytest.raises(WorkError, match="checksum in bytes 8388608 to"):
+        load(tmp_path / "step-00000002", model=fresh, optimizer=None)
+    assert fresh.weight.isnan().all()
+    assert "read in part" in caplog.text
+    load(tmp_path / "step-00000001", model=fresh, optimizer=None)
+    assert torch.equal(fresh.weight, model.weight)
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, _truncate, _lengthen])

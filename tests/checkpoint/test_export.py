@@ -13,6 +13,7 @@ from shoal.checkpoint import CheckpointWeights, export, hf_attachments, save
 from shoal.errors import ConfigError, WorkError
 from shoal.models import Decoder, DecoderConfig
 from shoal.models.weights import load_weights
+from tests.checkpoint.plain import local
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -53,7 +54,7 @@ def _saved(folder: Path, hf: dict[str, Any], files: Path | None = None) -> tuple
         counters={},
         attachments=hf_attachments(hf, files),
     )
-    return decoder, saved.path
+    return decoder, local(saved.path)
 
 
 @pytest.mark.parametrize("hf", [LLAMA, QWEN3_MOE], ids=lambda hf: hf["model_type"])

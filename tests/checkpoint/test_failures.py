@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from shoal.checkpoint import capture_rng, load, newest, save, steps, verify
 from shoal.errors import WorkError
-from tests.checkpoint.plain import model_of, trained
+from tests.checkpoint.plain import local, model_of, trained
 from tests.ranks import RankFailure, RankPool
 
 LIMIT_BYTES = 2000
@@ -39,7 +39,7 @@ def _save(folder: Path, step: int) -> Path:
     saved = save(
         folder, step, model=model, optimizer=optimizer, counters={"step": step}, rng=capture_rng()
     )
-    return saved.path
+    return local(saved.path)
 
 
 def _save_on_a_full_disk(folder: Path, failing: int) -> str:

@@ -23,6 +23,7 @@ from shoal.plan import held_by_rank, resolve_precision
 from shoal.storage import MANIFEST_NAME
 from shoal.training import build_model, build_sharded_optimizer
 from tests.checkpoint.matrix import LAYOUTS, MODEL, config_of, path_of, save_each
+from tests.checkpoint.plain import local
 from tests.checkpoint.saving import files_of
 from tests.ranks import RankPool
 from tests.training.tiny import config_tree
@@ -62,7 +63,7 @@ def test_the_files_are_those_of_the_other_ranks(
     config = config_of(tmp_path, target, moments="8bit")
     size = LAYOUTS[target].ranks
     ranks.run(size, _save_again, source, tmp_path / "ranks", config)
-    made = reshard(source, tmp_path / "offline", held_by_rank(config))
+    made = local(reshard(source, tmp_path / "offline", held_by_rank(config)))
     assert verify(made) == ()
     ours, theirs = files_of(made), files_of(tmp_path / "ranks" / made.name)
     # The same in other bytes: pickles tell equal objects from the same one.
@@ -85,7 +86,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, source: Path) -> None:
     with pytest.raises(ConfigError, match=r"model.layers.4.*differ"):
         reshard(source, tmp_path / "out", held_by_rank(other))
     assert not (tmp_path / "out").exists()
-    made = reshard(source, tmp_path / "out", held_by_rank(config))
+    made = local(reshard(source, tmp_path / "out", held_by_rank(config)))
     with pytest.raises(WorkError, match="complete checkpoint already"):
         reshard(source, tmp_path / "out", held_by_rank(config))
     shard = made / "__0_0.distcp"

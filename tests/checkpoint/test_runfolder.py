@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from shoal.checkpoint import RunFolder
-from shoal.checkpoint.runfolder import LOCK_NAME, STALE_S
 from shoal.errors import ConfigError, WorkError
+from shoal.storage.owner import LOCK_NAME, STALE_S
 
 HOLDER = """
 import sys, time

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from shoal.checkpoint import Manifest, load, prune, save, steps, verify
 from shoal.errors import ConfigError, WorkError
-from tests.checkpoint.plain import model_of, save_plain, trained, whole_state
+from tests.checkpoint.plain import local, model_of, save_plain, trained, whole_state
 
 
 def _assert_equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -93,7 +93,7 @@ def test_plain_dcp_reads_the_folder(tmp_path: Path) -> None:
     model = model_of(1)
     optimizer = trained(model, num_steps=2)
     path = save(tmp_path, 2, model=model, optimizer=optimizer, counters={"step": 2}).path
-    dcp_to_torch_save(path, tmp_path / "all.pt")
+    dcp_to_torch_save(local(path), tmp_path / "all.pt")
     state = torch.load(tmp_path / "all.pt", weights_only=True)
     assert state["counters"] == {"step": 2}
     _assert_equal(state["model"], {k: v.detach() for k, v in model.named_parameters()})
@@ -106,7 +106,7 @@ def test_compiled_models_save_plain_names(tmp_path: Path) -> None:
     compiled = torch.compile(model, backend="eager")
     assert isinstance(compiled, nn.Module)
     path = save(tmp_path, 1, model=compiled, optimizer=None, counters={}).path
-    assert "model.0.weight" in FileSystemReader(path).read_metadata().state_dict_metadata
+    assert "model.0.weight" in FileSystemReader(local(path)).read_metadata().state_dict_metadata
     fresh = model_of(2)
     load(path, model=fresh, optimizer=None)
     _assert_equal(dict(fresh.named_parameters()), dict(model.named_parameters()))
@@ -120,7 +120,7 @@ def test_compiled_models_save_plain_names(tmp_path: Path) -> None:
 def test_large_tensors_are_written_in_chunks(tmp_path: Path) -> None:
     model = nn.Embedding(1000, 20_000)
     path = save(tmp_path, 1, model=model, optimizer=None, counters={}).path
-    stored = FileSystemReader(path).read_metadata().state_dict_metadata["model.weight"]
+    stored = FileSystemReader(local(path)).read_metadata().state_dict_metadata["model.weight"]
     assert isinstance(stored, TensorStorageMetadata)
     assert [chunk.sizes[0] for chunk in stored.chunks] == [838, 162]
     fresh = nn.Embedding(1000, 20_000)
@@ -250,7 +250,8 @@ def test_attachments_travel_under_the_manifest(tmp_path: Path) -> None:
     attachments: dict[str, Path | bytes] = {"hf/tokenizer.json": source, "config.yaml": b"run: {}"}
     model = model_of(1)
     folder = tmp_path / "checkpoints"
-    path = save(folder, 1, model=model, optimizer=None, counters={}, attachments=attachments).path
+    saved = save(folder, 1, model=model, optimizer=None, counters={}, attachments=attachments)
+    path = local(saved.path)
     assert (path / "attachments/hf/tokenizer.json").read_text() == "{}"
     assert "attachments/config.yaml" in Manifest.read(path).files
     (path / "attachments/config.yaml").write_bytes(b"run: []")
@@ -262,7 +263,7 @@ def test_attachments_travel_under_the_manifest(tmp_path: Path) -> None:
 
 
 def test_a_complete_step_is_never_written_again(tmp_path: Path) -> None:
-    path = save_plain(tmp_path, 1, model_of(1)).path
+    path = local(save_plain(tmp_path, 1, model_of(1)).path)
     before = {file.name: file.read_bytes() for file in path.iterdir()}
     with pytest.raises(WorkError, match=f"{path} is a complete checkpoint"):
         save_plain(tmp_path, 1, model_of(2))
@@ -270,7 +271,7 @@ def test_a_complete_step_is_never_written_again(tmp_path: Path) -> None:
 
 
 def test_a_damaged_step_is_moved_aside_and_written_again(tmp_path: Path) -> None:
-    path = save_plain(tmp_path, 1, model_of(1)).path
+    path = local(save_plain(tmp_path, 1, model_of(1)).path)
     (path / "manifest.json").unlink()
     (path / "stray").write_text("from the first try")
     save_plain(tmp_path, 1, model_of(2))

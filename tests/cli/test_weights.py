@@ -30,7 +30,8 @@ def _decoder() -> Decoder:
     return decoder
 
 
-def _same_weights(folder: Path, decoder: Decoder) -> bool:
+def same_weights(folder: Path, decoder: Decoder) -> bool:
+    """Whether a Hugging Face folder holds the weights of a decoder."""
     weights = HFWeights(folder)
     return all(
         torch.equal(weights.rows(name, 0, parameter.shape[0]), parameter)
@@ -73,7 +74,7 @@ def test_a_folder_is_imported(tmp_path: Path) -> None:
     )
     done = shoal("import", "source", "out", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "Wrote out\n"), done.stderr
-    assert _same_weights(tmp_path / "out", decoder)
+    assert same_weights(tmp_path / "out", decoder)
     again = shoal_here("import", "source", "out", cwd=tmp_path)
     assert again.returncode == 2
     assert again.stderr.startswith("OUT = ")
@@ -94,7 +95,7 @@ def test_weights_go_to_megatron_and_come_back(tmp_path: Path, run: Path) -> None
     assert (tmp_path / "there" / "release" / "metadata.json").is_file()
     back = shoal_here("import", "there", "back", cwd=tmp_path)
     assert back.returncode == 0, back.stderr
-    assert _same_weights(tmp_path / "back", _decoder())
+    assert same_weights(tmp_path / "back", _decoder())
 
 
 @pytest.mark.parametrize("checkpoint", ["run", "run/checkpoints/step-00000003"])
@@ -104,7 +105,7 @@ def test_a_checkpoint_is_exported(tmp_path: Path, run: Path, checkpoint: str) ->
     assert done.returncode == 0, done.stderr
     step = "step-00000003" if "step" in checkpoint else "step-00000006"
     assert done.stdout == f"Wrote out from run/checkpoints/{step}\n"
-    assert _same_weights(tmp_path / "out", _decoder())
+    assert same_weights(tmp_path / "out", _decoder())
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "llama"
 
 
@@ -166,7 +167,7 @@ def test_a_step_is_rewritten_for_other_ranks(tmp_path: Path, run: Path) -> None:
     assert len(list(made.glob("*.distcp"))) == 3
     assert shoal_here("checkpoint", "verify", "other", cwd=tmp_path).returncode == 0
     shoal_here("export", "other", "model", "--dtype", "fp32", cwd=tmp_path)
-    assert _same_weights(tmp_path / "model", _decoder())
+    assert same_weights(tmp_path / "model", _decoder())
     done = shoal_here(
         *words[:4], "--set", "parallel.expert=2", "--config", "run.yaml", cwd=tmp_path
     )

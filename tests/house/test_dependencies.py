@@ -28,6 +28,8 @@ APART = {
     "tensorboard": "torch writes its event files with it",
     "pytest-timeout": "pytest loads it",
     "pytest-xdist": "pytest loads it",
+    "flask": "moto loads it",
+    "flask-cors": "moto loads it",
     "ruff": "a command",
     "mypy": "a command",
     "import-linter": "a command",

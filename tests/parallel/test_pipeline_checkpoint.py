@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shoal.checkpoint import CheckpointWeights, Manifest, export, load, newest, save
+from shoal.checkpoint import CheckpointWeights, Location, Manifest, export, load, newest, save
 from shoal.config import Config
 from shoal.fsdp import sharded_parameters
 from shoal.models import HFWeights, read_hf_config
@@ -58,7 +58,7 @@ def _saved_again(config: Config, path: Path, folder: Path) -> None:
     save(folder, loaded.step, model=passes.model, optimizer=optimizer, counters=loaded.counters)
 
 
-def _whole(path: Path, config: Config, ranks: RankPool) -> dict[str, State]:
+def _whole(path: Location, config: Config, ranks: RankPool) -> dict[str, State]:
     """Everything in a checkpoint, as one process without stages sees it."""
     return {name: state for name, _, state in ranks.run(1, _loaded, config, path)[0]}
 
@@ -98,7 +98,7 @@ def test_any_number_of_stages_reads_what_any_other_wrote(tmp_path: Path, ranks: 
     _check_export(last.path, tmp_path / "hf")
 
 
-def _check_export(path: Path, out: Path) -> None:
+def _check_export(path: Location, out: Path) -> None:
     export(path, out, dtype=torch.float32)
     written = HFWeights(out, DecoderConfig.from_hf(read_hf_config(out)))
     kept = CheckpointWeights(path)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.checkpoint import CheckpointWeights, Manifest, export, load, newest, save
+from shoal.checkpoint import CheckpointWeights, Location, Manifest, export, load, newest, save
 from shoal.config import Config
 from shoal.models import HFWeights
 from shoal.plan import resolve_precision
@@ -51,7 +51,7 @@ def _passed_on(config: Config, source: Path, target: Path) -> Biases:
     return dict(passes.model.named_buffers())
 
 
-def _saved(path: Path) -> Biases:
+def _saved(path: Location) -> Biases:
     weights = CheckpointWeights(path)
     return {
         name: weights.rows(name, 0, shape[0])
@@ -108,7 +108,7 @@ def test_any_layout_reads_the_biases_that_any_other_wrote(tmp_path: Path, ranks:
     _check_export(last.path, tmp_path / "hf", expected)
 
 
-def _check_export(path: Path, out: Path, expected: Biases) -> None:
+def _check_export(path: Location, out: Path, expected: Biases) -> None:
     """Files in bf16 hold the biases bit for bit."""
     export(path, out, dtype=torch.bfloat16)
     written = HFWeights(out)

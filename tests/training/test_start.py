@@ -10,12 +10,14 @@ from torch import nn
 from shoal.checkpoint import save
 from shoal.errors import ConfigError
 from shoal.training import check_resume, starting_point
+from tests.checkpoint.plain import local
 
 
 def _save(folder: Path, *numbers: int) -> list[Path]:
     model = nn.Linear(2, 2)
     return [
-        save(folder, number, model=model, optimizer=None, counters={}).path for number in numbers
+        local(save(folder, number, model=model, optimizer=None, counters={}).path)
+        for number in numbers
     ]
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
+from shoal.checkpoint import RunFolder
 from shoal.config import Config
 from shoal.errors import ConfigError
 from shoal.plan import Plan
@@ -36,13 +34,14 @@ def checkpoint_bytes(config: Config, plan: Plan) -> int:
     return plan.num_parameters * (weight + moments)
 
 
-def check_room(config: Config, plan: Plan, folder: Path) -> None:
+def check_room(config: Config, plan: Plan, folder: RunFolder) -> None:
     """Refuse a disk that cannot hold a single checkpoint; raises ConfigError."""
-    needed, room = checkpoint_bytes(config, plan), shutil.disk_usage(folder)
-    if room.total and room.free < needed:  # some file systems do not tell
+    needed, room = checkpoint_bytes(config, plan), folder.room()
+    if room is not None and room < needed:
+        storage = config.checkpoint.storage
         raise ConfigError(
-            "run.dir",
-            config.run.dir,
-            f"one checkpoint takes {needed:,} bytes and {room.free:,} are free there",
+            "run.dir" if storage is None else "checkpoint.storage",
+            config.run.dir if storage is None else storage,
+            f"one checkpoint takes {needed:,} bytes and {room:,} are free there",
             "Free some, or choose a folder on another disk",
         )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shoal.checkpoint import RunFolder, newest
+from shoal.checkpoint import newest
 from shoal.config import Config
 from shoal.data import DatasetSpec, load_tokenizer, prepare, tokenizer_name
 from shoal.errors import ConfigError, EndedEarly, WorkError
@@ -36,6 +36,7 @@ from shoal.training import (
     TrainResult,
     append_event,
     check_resume,
+    run_folder,
 )
 from shoal_actors.data import RayDataRunner
 from shoal_actors.driver import (
@@ -74,7 +75,7 @@ def run(config: Config) -> int:
     config = with_absolute_paths(config)
     if not is_elsewhere():
         make_plan(config, Machine.here())  # refuses before anything is started or written
-    folder = _folder(config)
+    folder = run_folder(config)
     with folder.lock(), termination_raises(), _endings_noted(folder.path):
         check_resume(folder.checkpoints, config.checkpoint.resume)
         logs = folder.path / LOGS_FOLDER
@@ -117,13 +118,9 @@ def _note_ending(folder: Path, kind: EventKind, **fields: str) -> None:
         logger.warning("%s", error)
 
 
-def _folder(config: Config) -> RunFolder:
-    return RunFolder(Path(config.run.dir) / config.run.name)
-
-
 def _train(config: Config, console: Console) -> TrainResult:
     """Everything between the lock and the last word."""
-    folder = _folder(config)
+    folder = run_folder(config)
     own = newest(folder.checkpoints)
     if own is not None and own.number >= config.train.steps:
         console.print(f"Step {own.number} of {config.train.steps} is made already: {own.path}")
@@ -142,7 +139,7 @@ def _train(config: Config, console: Console) -> TrainResult:
         sizes = _sizes(config, cluster, gang, console)
         bound = "workers" if sizes[0] == config.cluster.workers else "workers_min"
         check_places(replace(gang, num_workers=sizes[0]), cluster, field=f"cluster.{bound}")
-        check_room(config, plan, folder.path)
+        check_room(config, plan, folder)
         _warn(console, config, cluster)
         job = TrainJob(
             config=config,

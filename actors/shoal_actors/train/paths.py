@@ -28,4 +28,7 @@ def with_absolute_paths(config: Config) -> Config:
 
 
 def _absolute(path: str | None, *words: str) -> str | None:
-    return path if path is None or path in words else os.path.abspath(path)
+    """A URI of a store stays as it is."""
+    if path is None or path in words or "://" in path:
+        return path
+    return os.path.abspath(path)

@@ -6,29 +6,37 @@ from shoal.checkpoint.failure import OnFailure, SaveReport
 from shoal.checkpoint.load import Loaded, load
 from shoal.checkpoint.reshard import reshard
 from shoal.checkpoint.rng import capture_rng, restore_rng
-from shoal.checkpoint.runfolder import RunFolder
+from shoal.checkpoint.runfolder import CONFIG_FILE, RunFolder, writing_into
 from shoal.checkpoint.save import Saved, save
 from shoal.checkpoint.saver import DirectSaver, Saver
 from shoal.checkpoint.weights import CheckpointWeights
 from shoal.storage import (
     Damage,
+    Location,
     Manifest,
     Step,
     await_saves,
     clean,
+    is_pinned,
+    location_of,
     newest,
+    pin,
     prune,
+    published,
     step_name,
     steps,
+    unpin,
     verify,
 )
 
 __all__ = [
     "BackgroundSaver",
+    "CONFIG_FILE",
     "CheckpointWeights",
     "Damage",
     "DirectSaver",
     "Loaded",
+    "Location",
     "Manifest",
     "OnFailure",
     "RunFolder",
@@ -42,13 +50,19 @@ __all__ = [
     "export",
     "export_megatron",
     "hf_attachments",
+    "is_pinned",
     "load",
+    "location_of",
     "newest",
+    "pin",
     "prune",
+    "published",
     "reshard",
     "restore_rng",
     "save",
     "step_name",
     "steps",
+    "unpin",
     "verify",
+    "writing_into",
 ]

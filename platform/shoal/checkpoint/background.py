@@ -40,7 +40,7 @@ from shoal.checkpoint.snapshot import Snapshot, take_snapshot
 from shoal.checkpoint.staging import StagingBuffer
 from shoal.checkpoint.writing import SaveUnderWay, Writing
 from shoal.errors import ShoalError, WorkError
-from shoal.storage import Contents, Outcome, Place, Publication, WriteJob, new_token
+from shoal.storage import Contents, Location, Outcome, Place, Publication, WriteJob, new_token
 
 NUM_BUFFERS = 2
 """Saves that may be under way; each takes memory for all that the rank writes."""
@@ -86,7 +86,7 @@ class BackgroundSaver:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Location,
         *,
         keep: int | None = None,
         on_failure: OnFailure = OnFailure.STOP,
@@ -368,7 +368,7 @@ class BackgroundSaver:
         self._note(
             SaveReport(
                 step=save.step,
-                path=save.job.place.final,
+                path=save.job.place.final if error is None else None,
                 num_bytes=save.num_bytes,
                 seconds=save.seconds,
                 stall_s=save.stall_s,

@@ -7,8 +7,10 @@ What the folder needs beside weights travels in the checkpoint: ``attachments/hf
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from shoal.models import (
 )
 from shoal.models.export import CARRIED_FILES
 from shoal.models.hf_folder import CONFIG
+from shoal.storage import Location, Manifest, read_file
 
 HF_FOLDER = "hf"
 """Name among the attachments of the files that a Hugging Face folder has beside weights."""
@@ -49,7 +52,7 @@ def hf_attachments(
 
 
 def export(
-    checkpoint: Path,
+    checkpoint: Location,
     out: Path,
     *,
     dtype: torch.dtype = torch.bfloat16,
@@ -61,35 +64,47 @@ def export(
     where the checkpoint is damaged or the disk refuses, and ConfigError where ``out`` has content
     or the checkpoint carries no model config.
     """
-    weights, config, carried = _opened(checkpoint)
-    write_hf_folder(
-        out,
-        config,
-        whole_tensors(weights),
-        dtype=dtype,
-        expert_layout=expert_layout,
-        carry_from=carried,
-    )
+    with _opened(checkpoint) as (weights, config, carried):
+        write_hf_folder(
+            out,
+            config,
+            whole_tensors(weights),
+            dtype=dtype,
+            expert_layout=expert_layout,
+            carry_from=carried,
+        )
 
 
-def export_megatron(checkpoint: Path, out: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
+def export_megatron(
+    checkpoint: Location, out: Path, *, dtype: torch.dtype = torch.bfloat16
+) -> None:
     """Write a checkpoint's weights in ``dtype`` as one that Megatron Core's dense GPT loads.
 
     Raises as ``export`` does, and ConfigError for a model that Megatron's dense GPT cannot be.
     """
-    weights, config, carried = _opened(checkpoint)
-    write_megatron_folder(out, config, weights, dtype=dtype, carry_from=carried)
+    with _opened(checkpoint) as (weights, config, carried):
+        write_megatron_folder(out, config, weights, dtype=dtype, carry_from=carried)
 
 
-def _opened(checkpoint: Path) -> tuple[CheckpointWeights, DecoderConfig, Path]:
-    """Weights, model, and the folder of what else belongs to it."""
+@contextmanager
+def _opened(checkpoint: Location) -> Iterator[tuple[CheckpointWeights, DecoderConfig, Path]]:
+    """Weights, model, and a folder of what else belongs to it."""
     weights = CheckpointWeights(checkpoint)
-    carried = checkpoint / ATTACHMENTS / HF_FOLDER
-    if not (carried / CONFIG).is_file():
+    kept = checkpoint / ATTACHMENTS / HF_FOLDER
+    names = [name.rpartition("/")[2] for name in Manifest.read(checkpoint).files if _is_kept(name)]
+    if CONFIG not in names:
         raise ConfigError(
             "CHECKPOINT",
             str(checkpoint),
             f"it carries no {ATTACHMENTS}/{HF_FOLDER}/{CONFIG}, so its model is not known",
             "Export a checkpoint that shoal train saved",
         )
-    return weights, DecoderConfig.from_hf(read_hf_config(carried)), carried
+    with TemporaryDirectory() as folder:
+        carried = Path(folder)
+        for name in names:
+            (carried / name).write_bytes(read_file(kept / name))
+        yield weights, DecoderConfig.from_hf(read_hf_config(carried)), carried
+
+
+def _is_kept(name: str) -> bool:
+    return name.rpartition("/")[0] == f"{ATTACHMENTS}/{HF_FOLDER}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+
+from shoal.storage import Location
 
 
 class OnFailure(StrEnum):
@@ -28,8 +29,8 @@ class SaveReport:
     step: int
     """Steps taken when it was saved."""
 
-    path: Path
-    """Folder of the step, there or not."""
+    path: Location | None
+    """Folder of the step; unset where it failed."""
 
     num_bytes: int
     """Bytes that all ranks write."""

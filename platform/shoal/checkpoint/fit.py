@@ -6,13 +6,13 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import torch
 
 from shoal.checkpoint.entry import Entry
 from shoal.checkpoint.index import Stored, StoredBlob, StoredTensor
 from shoal.errors import ConfigError
+from shoal.storage import Location
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ NAMED_AT_MOST = 5
 class Fit:
     """One checkpoint's keys, to be held against what is wanted."""
 
-    path: Path
+    path: Location
     """Folder of the checkpoint."""
 
     stored: dict[str, Stored]

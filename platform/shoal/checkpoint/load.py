@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ from shoal.checkpoint.peers import Peers
 from shoal.checkpoint.reading import CheckpointReader
 from shoal.errors import WorkError
 from shoal.fsdp import ShardedParameter, sync_weights
-from shoal.storage import Damage, Manifest, block_damages, damages
+from shoal.storage import Damage, Location, Manifest, block_damages, damages
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ class Loaded:
 
 
 def load(
-    path: Path,
+    path: Location,
     *,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
@@ -74,9 +73,10 @@ def load(
 
     Raises WorkError on every rank where the checkpoint is damaged or cannot be read, and
     ConfigError where it does not fit: keys missing or unread, other shapes or kinds of numbers.
-    A refusal leaves the weights as they were, and the optimizer with state that it just created;
-    but where a rank's file is damaged inside, which shows as it is read, load another step before
-    going on: some rows are those of the damaged one.
+    A refusal leaves the weights as they were, and the optimizer with state that it just created.
+    Only where it comes while rows are read, as from a block that does not match its checksum, some
+    are in place already: then all that was to be read becomes NaN on every rank, so that nobody
+    computes with half of a checkpoint. Load another step then.
     """
     peers = Peers(group)
     deed = f"Loading {path}"
@@ -102,7 +102,12 @@ def load(
     entries = reading.entries
     fit.check_unread(_union(reader.keys, masks), with_optimizer=optimizer is not None)
     found = [entry for entry in entries if entry.key in reader.keys]
-    loaded = peers.each(deed, lambda: _read(reader, found, manifest, peers))
+    try:
+        loaded = peers.each(deed, lambda: _read(reader, found, manifest, peers))
+    except WorkError:
+        _spoil(found)
+        sync_weights(model)
+        raise
     reading.finish()
     if optimizer is not None:
         _forget(optimizer, parameters, entries, found)
@@ -110,7 +115,7 @@ def load(
     return loaded
 
 
-def _look(path: Path, *, is_first: bool) -> CheckpointReader:
+def _look(path: Location, *, is_first: bool) -> CheckpointReader:
     """The cheap checks, and on the first rank those of what lies beside the ranks' files."""
     _refuse(path, damages(path))
     reader = CheckpointReader(path)
@@ -120,7 +125,7 @@ def _look(path: Path, *, is_first: bool) -> CheckpointReader:
     return reader
 
 
-def _refuse(path: Path, problems: Sequence[Damage]) -> None:
+def _refuse(path: Location, problems: Sequence[Damage]) -> None:
     if problems:
         raise WorkError(f"{problems[0]}: {path} is damaged. Load another step.")
 
@@ -166,6 +171,14 @@ def _read(
         counters=reader.value("counters"),
         rng=rng if rng and same_ranks else None,
     )
+
+
+def _spoil(entries: Sequence[Entry]) -> None:
+    """Have nobody take half of a checkpoint for a whole one."""
+    logger.error("Weights and moments are not a number now: a checkpoint was read in part.")
+    for entry in entries:
+        if entry.local.is_floating_point():
+            entry.local.fill_(torch.nan)
 
 
 def _forget(

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +16,15 @@ from shoal.checkpoint.shard import memory_of, unpack
 from shoal.errors import WorkError
 from shoal.storage import (
     BLOCK_BYTES,
-    BlockReader,
     Damage,
+    Location,
     Manifest,
     block_damages,
     damage_of,
-    num_threads,
+    medium_of,
+    read_file,
+    reading,
+    told,
 )
 
 _TASK_BLOCKS = 8
@@ -62,7 +64,7 @@ class _Piece:
 class CheckpointReader:
     """One checkpoint's global tensors, read by rows; for this process alone."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         """Read the index; raises WorkError where manifest or index are damaged."""
         self._path = path
         self.manifest = Manifest.read(path)
@@ -72,7 +74,7 @@ class CheckpointReader:
         problems = block_damages(path, self.manifest, {INDEX_NAME: None})
         if problems:
             raise _damaged(path, problems[0])
-        self.keys: dict[str, Stored] = read_index((path / INDEX_NAME).read_bytes())
+        self.keys: dict[str, Stored] = read_index(read_file(path / INDEX_NAME))
         """What every key stands for."""
 
     @property
@@ -90,7 +92,7 @@ class CheckpointReader:
         """Read the rows of each entry into ``entry.local``, converting between float formats.
 
         Every block of which a byte is taken is checked as it is read. Raises WorkError at the first
-        that is not as it was written; what was read before it is in its place by then.
+        that is not as it was written; some of what was read is in its place by then.
         """
         targets = [
             entry.local
@@ -103,7 +105,7 @@ class CheckpointReader:
             for entry, target in zip(entries, targets, strict=True)
             for piece in self._pieces(entry, target)
         ]
-        with ThreadPoolExecutor(max_workers=num_threads()) as pool:
+        with ThreadPoolExecutor(max_workers=medium_of(self._path).num_readers) as pool:
             for done in [pool.submit(self._read, *task) for task in _tasks(pieces)]:
                 done.result()
         for entry, target in zip(entries, targets, strict=True):
@@ -159,14 +161,14 @@ class CheckpointReader:
         path, record = self._path / file, self.manifest.files[file]
         memory = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
         try:
-            with BlockReader(path, record, memory_of(memory)) as reader:
+            with reading(path, record, memory_of(memory)) as reader:
                 for block, pieces in blocks.items():
                     if not reader.read(block):
                         raise _damaged(self._path, damage_of(path, record, block))
                     for piece in pieces:
                         piece.take(memory, block * BLOCK_BYTES)
         except OSError as error:
-            problem = f"cannot be read: {error.strerror}"
+            problem = f"cannot be read: {told(error)}"
             raise _damaged(self._path, Damage(file=path, problem=problem)) from error
 
 
@@ -181,5 +183,5 @@ def _tasks(pieces: Sequence[_Piece]) -> Iterator[tuple[str, dict[int, list[_Piec
             yield file, {number: blocks[number] for number in numbers}
 
 
-def _damaged(path: Path, damage: Damage) -> WorkError:
+def _damaged(path: Location, damage: Damage) -> WorkError:
     return WorkError(f"{damage}: {path} is damaged. Load another step.")

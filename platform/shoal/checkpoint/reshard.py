@@ -10,10 +10,8 @@ and it is the file which that rank would write itself.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -30,8 +28,11 @@ from shoal.fsdp import ShardedParameter
 from shoal.storage import (
     Contents,
     FileRecord,
+    Location,
     Manifest,
     Place,
+    discard,
+    medium_of,
     new_token,
     prepare,
     publish,
@@ -51,7 +52,9 @@ class _Part:
     layout: Layout
 
 
-def reshard(source: Path, folder: Path, held: Sequence[Sequence[ShardedParameter]]) -> Path:
+def reshard(
+    source: Location, folder: Location, held: Sequence[Sequence[ShardedParameter]]
+) -> Location:
     """Write the checkpoint ``source`` into ``folder`` as the ranks of another layout would.
 
     ``held`` is what each of them holds, without memory (``shoal.plan.held_by_rank``). Values keep
@@ -78,17 +81,18 @@ def reshard(source: Path, folder: Path, held: Sequence[Sequence[ShardedParameter
     try:
         records = {part.layout.shard.name: _write(place, reader, part) for part in parts}
         publish(place, records, _contents(source, manifest, parts))
-    finally:
-        shutil.rmtree(place.temporary, ignore_errors=True)
+    except BaseException:
+        discard(place.draft)
+        raise
     different = _difference(kept, reader, CheckpointReader(place.final))
     if different is not None:
-        shutil.rmtree(place.final)
+        medium_of(folder).remove(place.final)
         raise WorkError(f"{place.final}: {different} is not as in {source}. Nothing is left of it.")
     return place.final
 
 
 def _check(
-    source: Path, reader: CheckpointReader, held: Sequence[Sequence[ShardedParameter]]
+    source: Location, reader: CheckpointReader, held: Sequence[Sequence[ShardedParameter]]
 ) -> None:
     """Refuse a layout of another model."""
     wanted = {f"model.{each.name}": each.shape for parameters in held for each in parameters}
@@ -148,9 +152,9 @@ def _as_stored(reader: CheckpointReader, parameter: ShardedParameter) -> Sharded
     return replace(parameter, local=nn.Parameter(parameter.local.detach().to(dtype)))
 
 
-def _contents(source: Path, manifest: Manifest, parts: Sequence[_Part]) -> Contents:
+def _contents(source: Location, manifest: Manifest, parts: Sequence[_Part]) -> Contents:
     shards = [part.layout.shard for part in parts]
-    described: dict[str, Path | bytes] = {
+    described: dict[str, Location | bytes] = {
         INDEX_NAME: write_index(index_of(shards)),
         METADATA_NAME: dcp_metadata(shards),
     }
@@ -162,7 +166,7 @@ def _contents(source: Path, manifest: Manifest, parts: Sequence[_Part]) -> Conte
 
 def _write(place: Place, reader: CheckpointReader, part: _Part) -> FileRecord:
     values = (entry.local for entry in _filled(reader, _slots(part)))
-    return write_shard(place.temporary, part.layout, values, part.blobs)
+    return write_shard(place.draft, part.layout, values, part.blobs)
 
 
 def _slots(part: _Part) -> Iterator[Entry]:

@@ -6,35 +6,37 @@ lock that can be taken is free. Where ``flock`` does not reach other hosts, the 
 the holder touches the file every few seconds, and another host may take over once it is older than
 ``STALE_S`` by the file system's own clock. The file says who holds the lock; a holder that ends in
 order empties it. The process that drives a run holds the lock, its ranks do not ask for it.
+
+Where ``checkpoint.storage`` has the checkpoints lie elsewhere, that folder is held as well: two
+runs of one name in two places would otherwise meet there.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import logging
 import os
-import socket
 import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+import yaml
+
 from shoal.errors import ConfigError, WorkError
+from shoal.storage import Location, StorePath, lease, location_of_store, medium_of, told
+from shoal.storage.owner import LOCK_NAME, STALE_S, Owner, in_use, signs_of_life
 
 logger = logging.getLogger(__name__)
 
-LOCK_NAME = "run.lock"
-HEARTBEAT_S = 5.0
-"""Seconds between two signs of life of the holder."""
+CONFIG_FILE = "config.yaml"
+"""Where, in a run's folder, its resolved configuration stands."""
 
-STALE_S = 30.0
-"""Seconds without a sign of life after which another host may take over."""
+STORAGE = "checkpoint.storage"
+"""The setting that has checkpoints lie elsewhere."""
 
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
@@ -47,20 +49,6 @@ class _Flock(Enum):
     UNKNOWN = "this file system has no locks"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """Who holds a run's folder."""
-
-    host: str
-    """Name of the host."""
-
-    pid: int
-    """Process on that host."""
-
-    started: str
-    """When the lock was taken, UTC."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """The folder of one run, ``run.dir/run.name``."""
@@ -68,18 +56,46 @@ class RunFolder:
     path: Path
     """Where it is."""
 
+    storage: str | None = None
+    """``checkpoint.storage``."""
+
+    @classmethod
+    def found(cls, path: Path) -> RunFolder:
+        """The folder of a run that was begun, which says itself where its checkpoints are."""
+        try:
+            config = yaml.safe_load((path / CONFIG_FILE).read_text(encoding="utf-8"))
+            return cls(path, config["checkpoint"]["storage"])
+        except (FileNotFoundError, NotADirectoryError, KeyError, TypeError):
+            return cls(path)
+
     @property
-    def checkpoints(self) -> Path:
+    def checkpoints(self) -> Location:
         """Folder of the run's checkpoints."""
-        return self.path / "checkpoints"
+        if self.storage is None:
+            return self.path / "checkpoints"
+        return location_of_store(self.storage, STORAGE) / self.path.name
+
+    def room(self) -> int | None:
+        """Free bytes for checkpoints, where the medium tells; only for who holds the folder."""
+        return medium_of(self.checkpoints).room(self.checkpoints)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Make the folder if there is none, and keep other runs out of it.
+        """Make the folder if there is none, and keep other runs out of it, and of its checkpoints.
 
-        Raises ConfigError on ``run.name`` where another run holds it, and WorkError where the
-        folder cannot be made or written.
+        Raises ConfigError on ``run.name`` where another run holds one of them, and on
+        ``checkpoint.storage`` where the checkpoints' cannot be used; WorkError where the folder
+        cannot be made or written.
         """
+        with self._lock():
+            if self.storage is None:
+                yield
+                return
+            with _held(self.storage, self.checkpoints):
+                yield
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
@@ -91,7 +107,7 @@ class RunFolder:
             except OSError as error:
                 raise self._unwritable(error) from error
             try:
-                with _heartbeat(descriptor):
+                with signs_of_life(lambda: os.utime(descriptor)):
                     yield
             finally:
                 os.ftruncate(descriptor, 0)
@@ -100,23 +116,16 @@ class RunFolder:
 
     def _take(self, descriptor: int) -> None:
         flock = _flock(descriptor)
-        owner = _owner(descriptor)
-        out_of_reach = owner is not None and (
-            flock is _Flock.UNKNOWN or owner.host != socket.gethostname()
-        )
+        owner = Owner.of(os.pread(descriptor, 4096, 0))
+        out_of_reach = owner is not None and (flock is _Flock.UNKNOWN or not owner.is_here)
         if flock is _Flock.HELD or (out_of_reach and self._age_s(descriptor) < STALE_S):
-            raise self._in_use(owner)
+            raise in_use(self.path, owner)
         if owner is not None:
             logger.warning(
                 "%s is taken over from %s, which ended without a word.", self.path, owner
             )
-        record = Owner(
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            started=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(asdict(record)).encode(), 0)
+        os.pwrite(descriptor, Owner.here().record, 0)
 
     def _age_s(self, descriptor: int) -> float:
         """Seconds since the last sign of life, by the clock that stamps both files."""
@@ -126,16 +135,35 @@ class RunFolder:
     def _unwritable(self, error: OSError) -> WorkError:
         return WorkError(f"{self.path} cannot be written: {error.strerror}.")
 
-    def _in_use(self, owner: Owner | None) -> ConfigError:
-        holder = "another run"
-        if owner is not None:
-            holder = f"process {owner.pid} on {owner.host} since {owner.started}"
-        return ConfigError(
-            "run.name",
-            self.path.name,
-            f"the run's folder {self.path} is in use by {holder}",
-            "Choose another name, or wait for that run to end",
-        )
+
+@contextmanager
+def writing_into(run: Location) -> Iterator[Location]:
+    """The folder of the checkpoints of a run, on a disk or in a store, held for whoever writes."""
+    if isinstance(run, StorePath):
+        with _held(str(run.parent), run):
+            yield run
+    else:
+        folder = RunFolder.found(run)
+        with folder.lock():
+            yield folder.checkpoints
+
+
+@contextmanager
+def _held(storage: str, folder: Location) -> Iterator[None]:
+    """Hold the folder of a run's checkpoints where it is not in that of the run."""
+    held = lease(folder) if isinstance(folder, StorePath) else RunFolder(folder).lock()
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(held)
+        except (OSError, WorkError) as error:
+            reason = told(error) if isinstance(error, OSError) else str(error).rstrip(".")
+            raise ConfigError(
+                STORAGE,
+                storage,
+                f"checkpoints cannot be listed, written, read and deleted there: {reason}",
+                "Name a place that exists, and give this environment what it takes to use it",
+            ) from error
+        yield
 
 
 def _flock(descriptor: int) -> _Flock:
@@ -149,32 +177,3 @@ def _flock(descriptor: int) -> _Flock:
         logger.warning("%s: %s; only signs of life guard the folder.", LOCK_NAME, error.strerror)
         return _Flock.UNKNOWN
     return _Flock.TAKEN
-
-
-def _owner(descriptor: int) -> Owner | None:
-    """Who wrote the lock last and did not empty it; none where it holds nothing readable."""
-    text = os.pread(descriptor, 4096, 0)
-    try:
-        return Owner(**json.loads(text)) if text else None
-    except (ValueError, TypeError):
-        return None
-
-
-@contextmanager
-def _heartbeat(descriptor: int) -> Iterator[None]:
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(HEARTBEAT_S):
-            try:
-                os.utime(descriptor)
-            except OSError as error:
-                logger.warning("%s: no sign of life could be given: %s", LOCK_NAME, error)
-
-    thread = threading.Thread(target=beat, name="run-lock-heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()

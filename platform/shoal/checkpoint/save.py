@@ -1,19 +1,18 @@
 """Saving while everyone waits: write under a temporary name, agree that all is well, publish.
 
     all ranks    first rank
-        ├─ agree ── layouts fit together, no such step yet, room on the disk, temporary folder made
+        ├─ agree ── layouts fit together, no such step yet, room on the disk, the save's folder made
         ├─ write ── one file a rank, summed and flushed
         ├─ agree ── every rank wrote: otherwise the folder goes and every rank raises
-        │  publish  index, DCP metadata, attachments, manifest; flush, rename, flush
+        │  publish  index, DCP metadata, attachments, manifest, and it is a step
         └─ agree ── published: otherwise the folder goes and every rank raises
 
-A step is published whole or not at all. A killed save leaves a temporary folder of its own name,
+A step is published whole or not at all. A killed save leaves a folder of its own name,
 which nobody reads and the next save deletes. ``background`` saves without waiting.
 """
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,17 @@ from shoal.checkpoint.peers import Peers
 from shoal.checkpoint.shard import Layout, lay_out, values_of, write_shard
 from shoal.checkpoint.snapshot import Snapshot, take_snapshot
 from shoal.errors import WorkError
-from shoal.storage import Contents, FileRecord, Place, flush_folder, new_token, prepare, publish
+from shoal.storage import (
+    Contents,
+    FileRecord,
+    Location,
+    Place,
+    discard,
+    medium_of,
+    new_token,
+    prepare,
+    publish,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +47,7 @@ class Saved:
     step: int
     """Steps taken when it was saved."""
 
-    path: Path
+    path: Location
     """Its folder."""
 
     num_bytes: int
@@ -49,7 +58,7 @@ class Saved:
 
 
 def save(
-    folder: Path,
+    folder: Location,
     step: int,
     *,
     model: nn.Module,
@@ -59,7 +68,7 @@ def save(
     attachments: Mapping[str, Path | bytes] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Saved:
-    """Save a run's state as ``folder/step-<step>``; every rank of ``group`` calls it alike.
+    """Save a run's state as a step of ``folder``; every rank of ``group`` calls it alike.
 
     ``folder`` holds the run's checkpoints and is seen by every rank. ``counters`` are plain values
     (numbers, texts, containers, tensors), equal on every rank. ``rng`` is this rank's, from
@@ -101,7 +110,7 @@ def save(
         published = True
     finally:
         if peers.first and not published:
-            shutil.rmtree(place.temporary, ignore_errors=True)
+            discard(place.draft)
     return Saved(step=step, path=place.final, num_bytes=num_bytes, seconds=time.monotonic() - start)
 
 
@@ -117,16 +126,11 @@ def _prepare(
 
 
 def _write(place: Place, snapshot: Snapshot, layout: Layout, peers: Peers) -> FileRecord:
-    if not place.temporary.is_dir():
+    if not medium_of(place.folder).has_begun(place.draft):
         raise WorkError(
-            f"Rank {peers.rank} does not see {place.temporary}: "
-            "every node must share the run's folder."
+            f"Rank {peers.rank} does not see {place.draft}: every node must share the run's folder."
         )
-    record = write_shard(
-        place.temporary, layout, values_of(layout, snapshot.entries), snapshot.blobs
-    )
-    flush_folder(place.temporary)
-    return record
+    return write_shard(place.draft, layout, values_of(layout, snapshot.entries), snapshot.blobs)
 
 
 def _publish(

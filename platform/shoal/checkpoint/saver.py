@@ -13,9 +13,9 @@ from torch import nn
 
 from shoal.checkpoint.failure import Note, OnFailure, SaveReport
 from shoal.checkpoint.peers import Peers
-from shoal.checkpoint.save import save
+from shoal.checkpoint.save import Saved, save
 from shoal.errors import WorkError
-from shoal.storage import Place, new_token, prune_or_warn, step_name
+from shoal.storage import Location, Place, medium_of, new_token, prune_or_warn
 
 
 class Saver(Protocol):
@@ -59,7 +59,7 @@ class DirectSaver:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Location,
         *,
         keep: int | None = None,
         on_failure: OnFailure = OnFailure.STOP,
@@ -112,7 +112,7 @@ class DirectSaver:
                     return
             else:
                 self._failed = None
-                self._report(step, num_bytes=saved.num_bytes, seconds=saved.seconds)
+                self._report(step, saved)
                 if self._peers.first:
                     prune_or_warn(self._folder, self._keep)
                 return
@@ -136,18 +136,18 @@ class DirectSaver:
     def _report(
         self,
         step: int,
+        saved: Saved | None = None,
         *,
-        num_bytes: int = 0,
-        seconds: float = 0.0,
         error: str | None = None,
         is_tried_again: bool = False,
     ) -> None:
         if self._peers.first:
+            seconds = 0.0 if saved is None else saved.seconds
             self._note(
                 SaveReport(
                     step=step,
-                    path=self._folder / step_name(step),
-                    num_bytes=num_bytes,
+                    path=None if saved is None else saved.path,
+                    num_bytes=0 if saved is None else saved.num_bytes,
                     seconds=seconds,
                     stall_s=seconds,
                     waited_s=0.0,
@@ -157,19 +157,18 @@ class DirectSaver:
             )
 
 
-def check_shared(folder: Path, peers: Peers) -> None:
+def check_shared(folder: Location, peers: Peers) -> None:
     """Make the folder of a run's checkpoints and refuse one that is another on another node."""
     deed = f"Looking at {folder}"
     # Named like a save, so that it is deleted like one, should this be killed in between.
-    probe = Place(folder=folder, step=0, token=peers.share(deed, new_token())[0]).temporary
+    probe = Place(folder=folder, step=0, token=peers.share(deed, new_token())[0]).draft
 
     def make() -> None:
         if peers.first:
-            folder.mkdir(parents=True, exist_ok=True)
-            probe.mkdir()
+            medium_of(folder).begin(probe)
 
     def look() -> None:
-        if not probe.is_dir():
+        if not medium_of(folder).has_begun(probe):
             raise WorkError(
                 f"Rank {peers.rank} sees another {folder} than the first rank: "
                 "every node must share the run's folder."
@@ -180,4 +179,4 @@ def check_shared(folder: Path, peers: Peers) -> None:
         peers.each(deed, look)
     finally:
         if peers.first:
-            probe.rmdir()
+            medium_of(folder).remove(probe)

@@ -16,7 +16,6 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -24,7 +23,7 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 from shoal.checkpoint.entry import Entry
 from shoal.errors import WorkError
-from shoal.storage import Buffer, FileRecord, creating
+from shoal.storage import Buffer, FileRecord, Location, creating
 
 CHUNK_BYTES = 64 * 2**20
 """Larger tensors are written in several chunks of rows, so that no reader must take them whole."""
@@ -175,7 +174,7 @@ def values_of(layout: Layout, entries: Sequence[Entry]) -> list[torch.Tensor]:
 
 
 def write_shard(
-    folder: Path, layout: Layout, values: Iterable[torch.Tensor], blobs: Sequence[Blob]
+    folder: Location, layout: Layout, values: Iterable[torch.Tensor], blobs: Sequence[Blob]
 ) -> FileRecord:
     """Write one rank's file and flush it to the disk; ``values`` go into the slots, in their order.
 

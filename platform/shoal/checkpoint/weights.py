@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
@@ -11,7 +10,7 @@ from shoal.checkpoint.entry import Entry
 from shoal.checkpoint.index import StoredTensor
 from shoal.checkpoint.reading import CheckpointReader
 from shoal.errors import WorkError
-from shoal.storage import verify
+from shoal.storage import Location, verify
 
 
 class CheckpointWeights:
@@ -20,7 +19,7 @@ class CheckpointWeights:
     Every byte of the checkpoint is checked when it is made: WorkError names a damaged file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         problems = verify(path)
         if problems:
             raise WorkError(f"{problems[0]}: {path} is damaged. Take another step.")

@@ -14,4 +14,8 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.steps=10."),
 ]
+StepArgument = Annotated[
+    str,
+    typer.Argument(help="A step's folder or URI, or a run's for its newest step."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]

@@ -1,26 +1,69 @@
-"""Which step of a run an argument means."""
+"""Which steps of a run an argument means: a path, or the URI of a store."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, WorkError
+from shoal.storage import MANIFEST_NAME, Location, location_of, newest, published, told
+
+_REMEDY = "Give a run's folder, such as runs/run, or where its checkpoints are"
 
 
-def step_of(path: Path, argument: str) -> Path:
-    """A step's folder: ``path`` itself, or the newest complete step of the run at ``path``.
+def step_of(text: str, argument: str) -> Location:
+    """A step's folder: ``text`` itself, or the newest complete step of the run at ``text``.
 
-    Raises ConfigError that names ``argument``.
+    Raises ConfigError that names ``argument``, and WorkError where a store does not answer.
     """
-    from shoal.checkpoint import newest  # torch takes seconds to load
+    place = _place(text, argument)
+    if _is_step(place):
+        return place
+    with answers(place):
+        found = newest(place)
+    if found is None:
+        problem, remedy = "the run has no complete checkpoint", "Train it first"
+        raise ConfigError(argument, text, problem, remedy)
+    return found.path
 
-    if (path / "checkpoints").is_dir():
-        found = newest(path / "checkpoints")
-        if found is None:
-            problem, remedy = "the run has no complete checkpoint", "Train it first"
-            raise ConfigError(argument, str(path), problem, remedy)
-        return found.path
-    if not path.is_dir():
-        remedy = "Give a step's folder, such as runs/run/checkpoints/step-00000010"
-        raise ConfigError(argument, str(path), "there is no such folder", remedy)
-    return path
+
+def steps_of(text: str, argument: str) -> Sequence[Location]:
+    """The folders of the steps that ``text`` means, whole or not; raises as ``step_of`` does."""
+    place = _place(text, argument)
+    if _is_step(place):
+        return [place]
+    with answers(place):
+        found = published(place)
+    if not found:
+        raise ConfigError(argument, text, "it holds no checkpoints", _REMEDY)
+    return [step.path for step in found]
+
+
+@contextmanager
+def answers(place: Location) -> Iterator[None]:
+    """Turn what a disk or a store refuses into a WorkError."""
+    try:
+        yield
+    except OSError as error:
+        raise WorkError(f"{place} cannot be used: {told(error)}") from error
+
+
+def _place(text: str, argument: str) -> Location:
+    """The folder of a step, or that of a run's checkpoints."""
+    from shoal.checkpoint import RunFolder  # torch takes seconds to load
+
+    location = location_of(text, argument)
+    if not isinstance(location, Path):
+        return location
+    if not location.is_dir():
+        raise ConfigError(argument, text, "there is no such folder", _REMEDY)
+    run = RunFolder.found(location)
+    is_run = run.storage is not None or (location / "checkpoints").is_dir()
+    return run.checkpoints if is_run else location
+
+
+def _is_step(place: Location) -> bool:
+    if isinstance(place, Path) and (place / MANIFEST_NAME).is_file():
+        return True  # whatever it is called now
+    return place.name.startswith("step-")

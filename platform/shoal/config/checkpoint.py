@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from shoal.config.section import Section
+from shoal.config.section import Section, refuse
+from shoal.errors import ConfigError
+from shoal.storage import location_of_store
 
 
 class CheckpointSettings(Section):
@@ -18,9 +20,14 @@ class CheckpointSettings(Section):
     keep: int | None = Field(default=2, ge=1)
     """Newest complete checkpoints to keep; null keeps all."""
 
+    storage: str | None = Field(default=None, min_length=1)
+    """Where checkpoints go instead of the run's folder: a URI, below which each run has a folder of
+    its name, such as ``s3://bucket/prefix``, ``gs://bucket/prefix`` or ``file:///mnt/shared``.
+    Credentials come from the environment of every node."""
+
     resume: str = Field(default="auto", min_length=1)
     """``auto`` goes on from the run's newest complete checkpoint, ``never`` refuses a folder that
-    has one, a path starts from that checkpoint."""
+    has one, a path or URI starts from that checkpoint."""
 
     asynchronous: bool = True
     """Copy the state aside, up to twice, and write from there while the run goes on; false writes
@@ -34,3 +41,14 @@ class CheckpointSettings(Section):
     """Keys that may be in the checkpoint unread, or wanted and missing: names such as
     ``model.lm_head.weight`` or ``optimizer.lm_head.*``, where ``*`` stands for any text. What is
     missing starts as in a new run."""
+
+    @field_validator("storage")
+    @classmethod
+    def _check_storage(cls, value: str | None) -> str | None:
+        """Refuse what names no place; whether it can be used shows when the run starts."""
+        if value is not None:
+            try:
+                location_of_store(value, "")
+            except ConfigError as error:
+                refuse([error])
+        return value

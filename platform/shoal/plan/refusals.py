@@ -25,7 +25,7 @@ from shoal.plan.model import read_decoder_config
 from shoal.plan.mxfp8 import mxfp8_parameters
 from shoal.plan.precision import resolve_device, resolve_precision
 from shoal.plan.rates import Rates
-from shoal.storage import damages
+from shoal.storage import damages, location_of
 from shoal.topology import Topology
 
 T = TypeVar("T")
@@ -265,10 +265,15 @@ def _resume(facts: Facts) -> Iterator[ConfigError]:
     if resume in RESUME_WORDS:
         return
     remedy = "Give the folder of a complete step, such as runs/run/checkpoints/step-00000010"
-    if not Path(resume).is_dir():
+    try:
+        location = location_of(resume, "checkpoint.resume")
+    except ConfigError as error:
+        yield error
+        return
+    if isinstance(location, Path) and not location.is_dir():
         problem = "is neither auto nor never, and there is no such folder"
         yield ConfigError("checkpoint.resume", resume, problem, remedy)
-    elif found := damages(Path(resume)):
+    elif found := damages(location):
         problem = f"it is no complete checkpoint: {found[0]}"
         yield ConfigError("checkpoint.resume", resume, problem, remedy)
 

@@ -1,4 +1,4 @@
-"""What is on the disk of a checkpoint: files, names, checksums, and the step's publication.
+"""What lies on the medium of a checkpoint: files, names, checksums, and the step's publication.
 
 Knows bytes and no tensors, so that the processes that write start in no time.
 """
@@ -7,41 +7,50 @@ from shoal.storage.catalog import (
     Step,
     await_saves,
     clean,
+    discard,
+    is_pinned,
     new_token,
     newest,
+    pin,
     prune,
     prune_or_warn,
-    step_name,
+    published,
     steps,
+    unpin,
 )
 from shoal.storage.files import (
     BLOCK_BYTES,
-    BlockReader,
     Buffer,
     FileRecord,
     NewFile,
     creating,
-    flush_folder,
+    reading,
+    told,
 )
 from shoal.storage.job import Abandon, Outcome, Publication, WriteJob
-from shoal.storage.manifest import MANIFEST_NAME, Manifest, OptimizerRecord
+from shoal.storage.lease import lease
+from shoal.storage.local import step_name
+from shoal.storage.location import Location, StorePath, location_of, location_of_store
+from shoal.storage.manifest import Manifest, OptimizerRecord
+from shoal.storage.media import medium_of, read_file
+from shoal.storage.medium import MANIFEST_NAME
 from shoal.storage.publish import (
     Contents,
     Place,
     prepare,
     publish,
 )
-from shoal.storage.verify import Damage, block_damages, damage_of, damages, num_threads, verify
+from shoal.storage.verify import Damage, block_damages, damage_of, damages, verify
 from shoal.storage.writer_process import WriterProcess
 
 __all__ = [
     "Abandon",
     "BLOCK_BYTES",
-    "BlockReader",
     "Buffer",
     "Contents",
     "Damage",
     "FileRecord",
+    "Location",
     "MANIFEST_NAME",
     "Manifest",
     "NewFile",
@@ -50,6 +59,7 @@ __all__ = [
     "Place",
     "Publication",
     "Step",
+    "StorePath",
     "WriteJob",
     "WriterProcess",
     "await_saves",
@@ -58,15 +68,25 @@ __all__ = [
     "creating",
     "damage_of",
     "damages",
-    "flush_folder",
+    "discard",
+    "is_pinned",
+    "lease",
+    "location_of",
+    "location_of_store",
+    "medium_of",
     "new_token",
     "newest",
-    "num_threads",
+    "pin",
     "prepare",
     "prune",
     "prune_or_warn",
     "publish",
+    "published",
+    "read_file",
+    "reading",
     "step_name",
     "steps",
+    "told",
+    "unpin",
     "verify",
 ]

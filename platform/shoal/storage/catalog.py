@@ -1,33 +1,29 @@
 """Which steps a folder of checkpoints holds, and which may go.
 
-    step-00000010/                  a published step: complete, or damaged since
-    .step-00000010.tmp-<token>/     a save under way, or left over from one that was killed
-    .step-00000010.old-<token>/     a step being deleted
-    .step-00000010.bad-<token>/     a damaged step moved aside by a new save of the same step
-
-Only the first is ever read. What is called otherwise belongs to someone else and stays.
+Only what is published and complete is ever read. What a save was killed at, or a deletion, goes
+with the next save; what is called otherwise belongs to someone else and stays.
 """
 
 from __future__ import annotations
 
 import logging
-import re
-import shutil
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from shoal.storage.files import flush_folder
+from shoal.storage.files import told
+from shoal.storage.location import Location
+from shoal.storage.media import medium_of
+from shoal.storage.medium import State
 from shoal.storage.verify import damages
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.25
+PIN_NAME = "pinned"
+"""A file of this name in a step's folder keeps the step."""
 
-_STEP = re.compile(r"step-(\d{8,})")
-_LEFTOVER = re.compile(r"\.step-(\d{8,})\.(?:tmp|old)-[0-9a-f]{8}")
+_LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +33,8 @@ class Step:
     number: int
     """Steps taken when it was saved."""
 
-    path: Path
+    path: Location
     """Its folder."""
-
-
-def step_name(number: int) -> str:
-    """Name of a step's folder."""
-    return f"step-{number:08d}"
-
-
-def hidden_name(number: int, purpose: str, token: str) -> str:
-    """Name of a step's folder while it is no published step."""
-    return f".{step_name(number)}.{purpose}-{token}"
 
 
 def new_token() -> str:
@@ -56,76 +42,109 @@ def new_token() -> str:
     return uuid.uuid4().hex[:8]
 
 
-def steps(folder: Path) -> tuple[Step, ...]:
+def published(folder: Location) -> tuple[Step, ...]:
+    """All published steps, complete or damaged since, oldest first."""
+    found = [
+        Step(number=each.number, path=each.path)
+        for each in medium_of(folder).step_folders(folder)
+        if each.state is State.PUBLISHED
+    ]
+    return tuple(sorted(found, key=lambda step: (step.number, step.path.name)))
+
+
+def steps(folder: Location) -> tuple[Step, ...]:
     """The complete steps in a folder of checkpoints, oldest first; none where there is no folder.
 
     Complete means that the manifest is whole and every file has its size; ``verify`` also checks
     the contents. Damaged steps are named in the log.
     """
-    found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = _STEP.fullmatch(path.name)
-        if match is None or not path.is_dir():
-            continue
-        step = Step(number=int(match[1]), path=path)
-        problems = damages(path, step=step.number)
-        if problems:
-            logger.warning("%s is not complete and is passed over: %s", path, problems[0])
-        else:
-            found.append(step)
-    return tuple(sorted(found, key=lambda step: step.number))
+    return tuple(reversed(list(_complete(folder))))
 
 
-def newest(folder: Path) -> Step | None:
+def newest(folder: Location) -> Step | None:
     """The last complete step, or none."""
-    found = steps(folder)
-    return found[-1] if found else None
+    return next(_complete(folder), None)
 
 
-def prune(folder: Path, keep: int | None, *, pinned: Collection[int] = ()) -> tuple[Step, ...]:
+def _complete(folder: Location) -> Iterator[Step]:
+    """The complete steps, newest first; of two with one number, which a store may hold, one."""
+    last: int | None = None
+    for step in reversed(published(folder)):
+        problems = damages(step.path, step=step.number)
+        if problems:
+            logger.warning("%s is not complete and is passed over: %s", step.path, problems[0])
+        elif step.number != last:
+            last = step.number
+            yield step
+
+
+def pin(step: Location) -> None:
+    """Keep the step in a folder whatever the retention; raises ``OSError``."""
+    medium_of(step).put(step / PIN_NAME, b"")
+
+
+def unpin(step: Location) -> None:
+    """Leave a step to the retention again; raises ``OSError``."""
+    if is_pinned(step):
+        medium_of(step).delete(step / PIN_NAME)
+
+
+def is_pinned(step: Location) -> bool:
+    """Whether no retention may delete a step; raises ``OSError``."""
+    return PIN_NAME in medium_of(step).sizes(step)
+
+
+def prune(folder: Location, keep: int | None) -> tuple[Step, ...]:
     """Delete complete steps but the newest ``keep`` and the pinned ones; returns the deleted ones.
 
     One process of a run calls it. ``keep`` unset keeps all. Steps that are not complete neither
     count nor go. A step loses its name before its files, so none is ever seen half deleted.
     """
     assert keep is None or keep >= 1, "the newest step always stays"
-    found = steps(folder)
-    doomed = [] if keep is None else [s for s in found[:-keep] if s.number not in pinned]
+    if keep is None:
+        return ()
+    doomed = [step for step in steps(folder)[:-keep] if not is_pinned(step.path)]
     for step in doomed:
-        hidden = folder / hidden_name(step.number, "old", new_token())
-        step.path.rename(hidden)
-        flush_folder(folder)
-        shutil.rmtree(hidden)
+        medium_of(folder).remove(step.path)
     return tuple(doomed)
 
 
-def prune_or_warn(folder: Path, keep: int | None) -> None:
-    """Prune after a save, which stands whether or not the disk lets older steps go."""
+def prune_or_warn(folder: Location, keep: int | None) -> None:
+    """Prune after a save, which stands whether or not the medium lets older steps go."""
     try:
         prune(folder, keep)
     except OSError as error:
-        logger.warning("%s: older steps could not be deleted: %s", folder, error)
+        logger.warning("%s: older steps could not be deleted: %s", folder, told(error))
 
 
-def clean(folder: Path) -> tuple[Path, ...]:
+def clean(folder: Location) -> tuple[Location, ...]:
     """Delete what killed saves and deletions left behind; returns the deleted folders.
 
     Only the holder of the run's folder may call this, and not while it saves. Whoever might still
-    write there finds its folder gone, all at once, and publishes nothing.
+    write there finds its folder gone and publishes nothing.
     """
-    leftovers = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = _LEFTOVER.fullmatch(path.name)
-        if match and path.is_dir():
-            logger.info("Deleting %s, left behind by an earlier save.", path)
-            doomed = folder / hidden_name(int(match[1]), "old", new_token())
-            path.rename(doomed)
-            shutil.rmtree(doomed)
-            leftovers.append(path)
+    leftovers = [
+        each.path
+        for each in medium_of(folder).step_folders(folder)
+        if each.state is not State.PUBLISHED
+    ]
+    for path in leftovers:
+        logger.info("Deleting %s, left behind by an earlier save.", path)
+        medium_of(folder).remove(path)
     return tuple(leftovers)
 
 
-def await_saves(folder: Path, *, timeout_s: float) -> bool:
+def discard(draft: Location) -> None:
+    """Delete what a failed save wrote, if it lets itself be deleted; otherwise ``clean`` does."""
+    try:
+        medium_of(draft).remove(draft)
+    except FileNotFoundError:
+        return  # it had not begun
+    except OSError as error:
+        logger.warning("%s could not be deleted: %s", draft, told(error))
+
+
+def await_saves(folder: Location, *, timeout_s: float) -> bool:
     """Wait until no save is under way in a folder of checkpoints; whether that was in time.
 
     For processes that neither save nor load. A save that waits for another follows within
@@ -137,6 +156,10 @@ def await_saves(folder: Path, *, timeout_s: float) -> bool:
         if time.monotonic() > deadline:
             logger.warning("%s: a save was still under way after %g s.", folder, timeout_s)
             return False
-        num_quiet = 0 if any(folder.glob(".step-*.tmp-*")) else num_quiet + 1
+        num_quiet = 0 if _is_under_way(folder) else num_quiet + 1
         time.sleep(_LOOK_S)
     return True
+
+
+def _is_under_way(folder: Location) -> bool:
+    return any(each.state is State.UNDER_WAY for each in medium_of(folder).step_folders(folder))

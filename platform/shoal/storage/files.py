@@ -1,4 +1,4 @@
-"""Files that are counted and summed as they are written, flushed to the disk, and read in blocks.
+"""Files that are counted and summed as they are written, and read in blocks, on any medium.
 
 A file is under one checksum for each block of ``BLOCK_BYTES``, so that whoever reads a range checks
 that range alone, in any number of threads. The checksum is XXH3 (64 bits), which keeps up with
@@ -9,17 +9,18 @@ guards the manifest, and so the sums.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 import xxhash
 
 from shoal.errors import WorkError
+from shoal.storage.location import Location
+from shoal.storage.media import medium_of
+from shoal.storage.medium import Source
 
 BLOCK_BYTES = 4 * 2**20
 """Bytes under one checksum; part of the format."""
@@ -62,9 +63,9 @@ class FileRecord:
 
 
 class NewFile:
-    """A new file under way; short writes are taken to their end."""
+    """A new file under way."""
 
-    def __init__(self, path: Path, between: Callable[[], None] | None = None) -> None:
+    def __init__(self, path: Location, between: Callable[[], None] | None = None) -> None:
         """``between`` is called between two writes, and may raise to give up."""
         self._path = path
         self._between = between
@@ -72,8 +73,8 @@ class NewFile:
         self._num_bytes = 0
         self._block = memoryview(bytearray(BLOCK_BYTES))
         self._held = 0
+        self._sink = medium_of(path).create(path)
         self._summer = ThreadPoolExecutor(max_workers=1)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
     def write(self, data: Buffer) -> int:
         """Append all of ``data``; the number of its bytes. What fills no block is held back."""
@@ -104,43 +105,38 @@ class NewFile:
             self._between()
         summed = self._summer.submit(_sums, view)
         try:
-            sent = 0
-            while sent < len(view):
-                sent += os.write(self._descriptor, view[sent:])
-            _start_writeback(self._descriptor, self._num_bytes, sent)
+            self._sink.write(view)
         finally:
             self._sums += summed.result()  # the memory is the caller's again
-        self._num_bytes += sent
+        self._num_bytes += len(view)
 
     def tell(self) -> int:
         """Bytes so far."""
         return self._num_bytes + self._held
 
     def finish(self, *, flush: bool = True) -> FileRecord:
-        """Flush to the disk and check that the disk holds as many bytes as were written.
+        """Have it last, and check that the medium holds as many bytes as were written.
 
-        Without ``flush``, that is left to ``flush_files``.
+        Without ``flush``, the first is left to the step's publication.
         """
         if self._held:
             self._emit(self._block[: self._held])
             self._held = 0
-        if flush:
-            os.fsync(self._descriptor)
-        held = os.fstat(self._descriptor).st_size
+        held = self._sink.finish(flush=flush)
         if held != self._num_bytes:
             raise WorkError(
-                f"{self._path}: {self._num_bytes} bytes were written and the disk holds {held}."
+                f"{self._path}: {self._num_bytes} bytes were written and {held} are there."
             )
         return FileRecord(num_bytes=self._num_bytes, xxh3="".join(self._sums))
 
     def close(self) -> None:
-        """Give thread and descriptor back."""
+        """Give thread and file back."""
         self._summer.shutdown()
-        os.close(self._descriptor)
+        self._sink.close()
 
 
 @contextmanager
-def creating(path: Path, between: Callable[[], None] | None = None) -> Iterator[NewFile]:
+def creating(path: Location, between: Callable[[], None] | None = None) -> Iterator[NewFile]:
     """A new file at ``path``; raises WorkError that names path and cause where the system refuses.
 
     Call ``finish`` inside the block.
@@ -153,29 +149,21 @@ def creating(path: Path, between: Callable[[], None] | None = None) -> Iterator[
             file.close()
 
 
-def write_file(path: Path, data: bytes) -> FileRecord:
-    """Write a whole new file, and leave it to ``flush_files`` to make it last."""
+def write_file(path: Location, data: bytes) -> FileRecord:
+    """Write a whole new file, and leave it to the step's publication to make it last."""
     with creating(path) as file:
         file.write(data)
         return file.finish(flush=False)
 
 
 class BlockReader:
-    """Reads blocks of a file one at a time; a context manager."""
+    """Reads blocks of a file one at a time."""
 
-    def __init__(self, path: Path, record: FileRecord, memory: memoryview) -> None:
-        """``memory`` has room for a block and holds the last one read. Raises ``OSError``."""
+    def __init__(self, source: Source, record: FileRecord, memory: memoryview) -> None:
+        """``memory`` has room for a block and holds the last one read."""
+        self._source = source
         self._record = record
         self._memory = memory
-        self._descriptor = os.open(path, os.O_RDONLY)
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
 
     def read(self, number: int) -> bool:
         """Read a block; whether it is as it was written. Raises ``OSError``."""
@@ -183,46 +171,32 @@ class BlockReader:
         wanted = min(BLOCK_BYTES, self._record.num_bytes - start)
         held = 0
         while held < wanted:
-            got = os.preadv(self._descriptor, [self._memory[held:wanted]], start + held)
+            got = self._source.read(start + held, self._memory[held:wanted])
             if not got:
                 return False
             held += got
         return self._record.matches(number, self._memory[:held])
 
 
-def flush_files(paths: Iterable[Path]) -> None:
-    """Make files last that were written without. The first flush takes most of the rest along."""
-    for path in paths:
-        with refusals(path):
-            _flush(path, os.O_RDONLY)
-
-
-def flush_folder(folder: Path) -> None:
-    """Make the names in a folder last."""
-    _flush(folder, os.O_RDONLY | os.O_DIRECTORY)
-
-
-def _flush(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+@contextmanager
+def reading(path: Location, record: FileRecord, memory: memoryview) -> Iterator[BlockReader]:
+    """A reader of a file's blocks. Raises ``OSError``."""
+    with medium_of(path).open(path) as source:
+        yield BlockReader(source, record, memory)
 
 
 @contextmanager
-def refusals(path: Path) -> Iterator[None]:
+def refusals(path: Location) -> Iterator[None]:
     """Turn what the system refuses about ``path`` into a WorkError that names path and cause."""
     try:
         yield
     except OSError as error:
-        raise WorkError(f"{path} could not be written: {error.strerror or error}.") from error
+        raise WorkError(f"{path} could not be written: {told(error)}.") from error
 
 
-def _start_writeback(descriptor: int, start: int, num_bytes: int) -> None:
-    """Have the disk begin with these bytes, so that the flush at the end finds little to do."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, start, num_bytes, os.POSIX_FADV_DONTNEED)
+def told(error: OSError) -> str:
+    """What the system says, or the store."""
+    return error.strerror or str(error)
 
 
 def _sums(view: memoryview) -> list[str]:

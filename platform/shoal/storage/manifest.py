@@ -11,12 +11,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from shoal.errors import WorkError
-from shoal.storage.files import BLOCK_BYTES, FileRecord, write_file
+from shoal.storage.files import BLOCK_BYTES, FileRecord, told, write_file
+from shoal.storage.location import Location
+from shoal.storage.media import read_file
+from shoal.storage.medium import MANIFEST_NAME
 
-MANIFEST_NAME = "manifest.json"
 FORMAT = "shoal-checkpoint"
 VERSION = 2
 
@@ -53,7 +54,7 @@ class Manifest:
         """Bytes of all files."""
         return sum(record.num_bytes for record in self.files.values())
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Location) -> None:
         """Write it into a checkpoint's folder; raises WorkError where the disk refuses."""
         fields = {
             "format": FORMAT,
@@ -65,7 +66,7 @@ class Manifest:
         write_file(folder / MANIFEST_NAME, text.encode() + b"\n")
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
+    def read(cls, folder: Location) -> Manifest:
         """Read it from a checkpoint's folder.
 
         Raises WorkError that names the file where it is missing, cut, changed, or of a version
@@ -73,9 +74,9 @@ class Manifest:
         """
         path = folder / MANIFEST_NAME
         try:
-            fields = json.loads(path.read_bytes())
+            fields = json.loads(read_file(path))
         except OSError as error:
-            raise WorkError(f"{path} cannot be read: {error.strerror}.") from error
+            raise WorkError(f"{path} cannot be read: {told(error)}.") from error
         except ValueError as error:
             raise WorkError(f"{path} is cut or damaged: {error}.") from error
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:

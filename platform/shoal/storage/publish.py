@@ -1,22 +1,23 @@
-"""A step's way onto the disk: a temporary folder, then all at once its own name.
+"""A step's way onto a medium: a folder of a save under way, then all at once a step.
 
-prepare   no such step yet, room on the disk, leftovers gone, temporary folder made
-publish   what describes and what accompanies the ranks' files, manifest; flush, rename, flush
+prepare   no such step yet, leftovers gone, room on the disk, folder made
+publish   what describes and what accompanies the ranks' files, manifest, and it is a step
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from shoal.errors import WorkError
-from shoal.storage.catalog import clean, hidden_name, new_token, step_name
-from shoal.storage.files import FileRecord, flush_files, flush_folder, refusals, write_file
-from shoal.storage.manifest import MANIFEST_NAME, Manifest, OptimizerRecord
-from shoal.storage.verify import damages
+from shoal.storage.catalog import clean, new_token
+from shoal.storage.files import FileRecord, refusals, write_file
+from shoal.storage.location import Location
+from shoal.storage.manifest import Manifest, OptimizerRecord
+from shoal.storage.media import medium_of, read_file
+from shoal.storage.medium import MANIFEST_NAME, State
+from shoal.storage.verify import damages, size_damages
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 class Place:
     """Where one save of one step is written."""
 
-    folder: Path
+    folder: Location
     """The run's checkpoints."""
 
     step: int
@@ -35,90 +36,88 @@ class Place:
     """Tells this save from any other of the same step."""
 
     @property
-    def temporary(self) -> Path:
-        """The folder while it is no published step."""
-        return self.folder / hidden_name(self.step, "tmp", self.token)
+    def draft(self) -> Location:
+        """The step's folder while the save is under way."""
+        return medium_of(self.folder).draft(self.folder, self.step, self.token)
 
     @property
-    def final(self) -> Path:
+    def final(self) -> Location:
         """The folder of the published step."""
-        return self.folder / step_name(self.step)
+        return medium_of(self.folder).final(self.folder, self.step, self.token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
     """What the publisher adds to the ranks' files."""
 
-    files: Mapping[str, Path | bytes]
+    files: Mapping[str, Location | bytes]
     """Contents, or files to copy, by path in the checkpoint's folder."""
 
     optimizer: OptimizerRecord | None
     """Unset where the model is saved alone."""
 
-    def beside(self, files: Mapping[str, Path | bytes]) -> Contents:
+    def beside(self, files: Mapping[str, Location | bytes]) -> Contents:
         """The same and more files."""
         return replace(self, files={**self.files, **files})
 
 
 def prepare(place: Place, num_bytes: int) -> None:
-    """Make the temporary folder, after all that can be refused before a byte is written.
+    """Make the save's folder, after all that can be refused before a byte is written.
 
     ``num_bytes`` is what all ranks will write. Raises WorkError.
     """
     with refusals(place.folder):
-        place.folder.mkdir(parents=True, exist_ok=True)
-        if place.final.exists():
-            _move_aside(place)
+        medium = medium_of(place.folder)
+        _make_way(place)
         clean(place.folder)
-        room = shutil.disk_usage(place.folder)
-        if room.total and room.free < num_bytes:
+        room = medium.room(place.folder)
+        if room is not None and room < num_bytes:
             raise WorkError(
                 f"{place.folder} has no room for step {place.step}: it takes {num_bytes:,} bytes "
-                f"and {room.free:,} are free. Free some, lower checkpoint.keep, or move run.dir."
+                f"and {room:,} are free. Free some, lower checkpoint.keep, or move run.dir."
             )
-        place.temporary.mkdir()
+        medium.begin(place.draft)
 
 
-def _move_aside(place: Place) -> None:
-    problems = damages(place.final, step=place.step)
-    if not problems:
-        raise WorkError(f"{place.final} is a complete checkpoint already and is not written again.")
-    aside = place.folder / hidden_name(place.step, "bad", new_token())
-    logger.warning("%s is moved to %s: %s", place.final, aside, problems[0])
-    place.final.rename(aside)
+def _make_way(place: Place) -> None:
+    """Refuse to write a complete step again, and have a damaged one set aside."""
+    medium = medium_of(place.folder)
+    for found in medium.step_folders(place.folder):
+        if found.state is not State.PUBLISHED or found.number != place.step:
+            continue
+        problems = damages(found.path, step=place.step)
+        if not problems:
+            problem = "is a complete checkpoint already and is not written again"
+            raise WorkError(f"{found.path} {problem}.")
+        logger.warning("%s is set aside: %s", found.path, problems[0])
+        medium.set_aside(found, new_token())
 
 
 def publish(place: Place, shards: Mapping[str, FileRecord], contents: Contents) -> None:
-    """Complete the folder and give it its name.
+    """Complete the folder and make a step of it.
 
     ``shards`` are the ranks' files by name, all of them written. Raises WorkError.
     """
-    temporary = place.temporary
     with refusals(place.final):
-        files = {**shards, **_add(temporary, contents.files)}
+        files = {**shards, **_add(place.draft, contents.files)}
+        problems = size_damages(place.draft, files)
+        if problems:
+            raise WorkError(f"{problems[0]} right after it was written.")
         manifest = Manifest(
             step=place.step,
             world_size=len(shards),
             optimizer=contents.optimizer,
             files=dict(sorted(files.items())),
         )
-        manifest.write(temporary)
-        added = [temporary / name for name in (*contents.files, MANIFEST_NAME)]
-        flush_files(added)
-        for folder in {path.parent for path in added}:
-            flush_folder(folder)
-        problems = damages(temporary, step=place.step)
-        if problems:
-            raise WorkError(f"{problems[0]} right after it was written.")
-        temporary.rename(place.final)
-        flush_folder(place.folder)
+        manifest.write(place.draft)
+        added = (*contents.files, MANIFEST_NAME)
+        medium_of(place.folder).publish(place.draft, place.final, added)
 
 
-def _add(temporary: Path, files: Mapping[str, Path | bytes]) -> dict[str, FileRecord]:
-    records = {}
-    for name, content in files.items():
-        target = temporary / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        data = content if isinstance(content, bytes) else content.read_bytes()
-        records[name] = write_file(target, data)
-    return records
+def _add(draft: Location, files: Mapping[str, Location | bytes]) -> dict[str, FileRecord]:
+    return {
+        name: write_file(
+            draft / name, content if isinstance(content, bytes) else read_file(content)
+        )
+        for name, content in files.items()
+    }

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
 import signal
 import sys
 import time
@@ -18,10 +17,10 @@ from collections import deque
 from multiprocessing.connection import Connection
 
 from shoal.errors import WorkError
-from shoal.storage.catalog import prune_or_warn
-from shoal.storage.files import FileRecord, creating, flush_folder
+from shoal.storage.catalog import discard, prune_or_warn
+from shoal.storage.files import FileRecord, creating
 from shoal.storage.job import Abandon, Outcome, Publication, WriteJob
-from shoal.storage.parts import await_folder, gather_parts, note_failure, note_part
+from shoal.storage.parts import await_begin, gather_parts, note_failure, note_part
 from shoal.storage.publish import prepare, publish
 
 
@@ -71,7 +70,7 @@ class Writer:
 
     def _work(self, job: WriteJob) -> str | None:
         """Do one job; what went wrong, if anything did."""
-        token, temporary = job.place.token, job.place.temporary
+        token, draft = job.place.token, job.place.draft
 
         def check() -> None:
             self._check(token)
@@ -81,8 +80,8 @@ class Writer:
             check()
             if job.publication is not None:
                 prepare(job.place, job.publication.num_bytes)
-            await_folder(temporary, check, job.patience_s)
-            note_part(temporary, job.name, self._write(job))
+            await_begin(draft, check, job.patience_s)
+            note_part(draft, job.name, self._write(job))
             if job.publication is not None:
                 self._publish(job, job.publication)
                 published = True
@@ -92,28 +91,25 @@ class Writer:
             raise
         except Exception as error:  # the edge to the rank, which passes it on to all
             problem = str(error) if isinstance(error, WorkError) else repr(error)
-            note_failure(temporary, job.name, problem)
+            note_failure(draft, job.name, problem)
             return problem
         finally:
             if job.publication is not None and not published:
-                shutil.rmtree(temporary, ignore_errors=True)
+                discard(draft)
         return None
 
     def _write(self, job: WriteJob) -> FileRecord:
-        path = job.place.temporary / job.name
+        path = job.place.draft / job.name
         memory = mmap.mmap(job.descriptor, job.num_bytes, prot=mmap.PROT_READ)
         with creating(path, lambda: self._check(job.place.token)) as file:
             file.write(memory)
-            record = file.finish()
-        flush_folder(job.place.temporary)
-        return record
+            return file.finish()
 
     def _publish(self, job: WriteJob, publication: Publication) -> None:
         def check() -> None:
             self._check(job.place.token)
 
-        temporary = job.place.temporary
-        shards = gather_parts(temporary, publication.names, check, job.patience_s)
+        shards = gather_parts(job.place.draft, publication.names, check, job.patience_s)
         check()
         publish(job.place, shards, publication.contents)
 

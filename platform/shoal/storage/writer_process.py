@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import subprocess
@@ -11,12 +12,10 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import xxhash
-
 from shoal.storage.job import Abandon, Outcome, WriteJob
 
-_PLACES = (Path(__file__).parents[2], Path(xxhash.__file__).parents[1])
-"""Where this package is found, and the one that it needs beside Python itself."""
+_NEEDED = ("shoal", "xxhash", "pyarrow")
+"""What it imports beside Python itself; the last only for a store."""
 
 END_S = 5.0
 """Seconds for the process to end by itself once it is told to."""
@@ -39,7 +38,7 @@ class WriterProcess:
             process = subprocess.Popen(
                 # Without the packages of the environment, which take time to look through.
                 [sys.executable, "-S", "-m", "shoal.storage.writer", str(theirs.fileno())],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, _PLACES))},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(_places())},
                 pass_fds=(theirs.fileno(), *descriptors),
                 stdin=subprocess.DEVNULL,
             )
@@ -96,3 +95,10 @@ class WriterProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(END_S)
+
+
+def _places() -> list[str]:
+    """Where these packages are found."""
+    specs = [importlib.util.find_spec(name) for name in _NEEDED]
+    origins = [Path(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
+    return list(dict.fromkeys(str(origin.parents[1]) for origin in origins))

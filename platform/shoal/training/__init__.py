@@ -4,7 +4,7 @@ from shoal.training.adamw import AdamW
 from shoal.training.build import build_model, build_sharded_optimizer, fill_model
 from shoal.training.events import EventKind, EventReader, append_event
 from shoal.training.guard import Guard, SpoiledStep
-from shoal.training.job import TrainJob, TrainResult
+from shoal.training.job import TrainJob, TrainResult, run_folder
 from shoal.training.loop import train
 from shoal.training.loss import StepWeights
 from shoal.training.metrics import MetricsReader, MetricsWriter, StepMetrics
@@ -53,6 +53,7 @@ __all__ = [
     "check_resume",
     "fill_model",
     "orthogonalized",
+    "run_folder",
     "set_learning_rate",
     "skipping",
     "starting_point",

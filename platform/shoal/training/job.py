@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.checkpoint import RunFolder
+from shoal.checkpoint import Location, RunFolder
 from shoal.config import Config
 from shoal.data import DatasetSpec, Sampler
 from shoal.plan import Batches, Precision, topology_of
@@ -30,7 +30,7 @@ class TrainJob:
     @property
     def folder(self) -> RunFolder:
         """The run's folder, on storage that every rank sees."""
-        return RunFolder(Path(self.config.run.dir) / self.config.run.name)
+        return run_folder(self.config)
 
     def sampler(self) -> Sampler:
         """The order of the data from its start; raises ConfigError where it fills no batch."""
@@ -55,7 +55,7 @@ class TrainResult:
     num_steps: int
     """Steps asked for."""
 
-    checkpoint: Path | None
+    checkpoint: Location | None
     """The run's newest complete checkpoint."""
 
     is_cut: bool = False
@@ -65,3 +65,8 @@ class TrainResult:
     def is_out_of_data(self) -> bool:
         """Whether the data ended before the last step."""
         return self.step < self.num_steps and not self.is_cut
+
+
+def run_folder(config: Config) -> RunFolder:
+    """The folder of the run that a configuration describes."""
+    return RunFolder(Path(config.run.dir) / config.run.name, config.checkpoint.storage)

@@ -22,9 +22,11 @@ import torch
 import torch.distributed as dist
 
 from shoal.checkpoint import (
+    CONFIG_FILE,
     BackgroundSaver,
     DirectSaver,
     Loaded,
+    Location,
     OnFailure,
     Saver,
     SaveReport,
@@ -47,9 +49,6 @@ from shoal.training.metrics import MetricsWriter, StepMetrics
 from shoal.training.process import device_of, kernel_settings, seed_rank
 from shoal.training.start import starting_point
 from shoal.training.step import Stepper
-
-CONFIG_FILE = "config.yaml"
-"""Where, in a run's folder, its resolved configuration stands."""
 
 PATIENCE = 10
 """How many times ``cluster.timeout_s`` a rank waits for another's disk while saving or loading. A
@@ -173,9 +172,9 @@ class _Run:
             saver.drain()
         return self._end(step)
 
-    def _choose(self) -> Path | None:
+    def _choose(self) -> Location | None:
         """The checkpoint to start from, as rank 0 sees it: others may not see the newest yet."""
-        choice: list[Path | None] = [None]
+        choice: list[Location | None] = [None]
         if self.rank == 0:
             folder = self.job.folder.checkpoints
             clean(folder)  # before: what an earlier attempt still writes is not published after
@@ -183,7 +182,7 @@ class _Run:
         dist.broadcast_object_list(choice, src=0)
         return choice[0]
 
-    def _begin(self, start: Path | None) -> int:
+    def _begin(self, start: Location | None) -> int:
         """Fill model, optimizer, sampler and generators; the steps made before."""
         seed = self.job.config.run.seed
         if start is None:
@@ -194,7 +193,7 @@ class _Run:
         self._note(EventKind.RESUME, step=loaded.step, path=str(start))
         return loaded.step
 
-    def _load(self, start: Path) -> Loaded:
+    def _load(self, start: Location) -> Loaded:
         """Fill everything from a checkpoint."""
         allow = self.job.config.checkpoint.allow
         if allow:
@@ -248,9 +247,9 @@ class _Run:
         )
         return step
 
-    def _newest(self) -> Path | None:
+    def _newest(self) -> Location | None:
         """The newest checkpoint of this run, as rank 0 sees it."""
-        choice: list[Path | None] = [None]
+        choice: list[Location | None] = [None]
         if self.rank == 0 and (last := newest(self.job.folder.checkpoints)) is not None:
             choice[0] = last.path
         dist.broadcast_object_list(choice, src=0)
@@ -314,16 +313,15 @@ class _Run:
         return counters
 
     def _note_save(self, report: SaveReport) -> None:
-        fields = {
+        fields: dict[str, object] = {
             "step": report.step,
-            "path": str(report.path),
             "num_bytes": report.num_bytes,
             "seconds": round(report.seconds, 3),
             "stall_seconds": round(report.stall_s, 4),
             "waited_seconds": round(report.waited_s, 4),
         }
         if report.error is None:
-            self._note(EventKind.SAVE, **fields)
+            self._note(EventKind.SAVE, **fields, path=str(report.path))
         else:
             fields |= {"error": report.error, "is_tried_again": report.is_tried_again}
             self._note(EventKind.SAVE_FAILED, **fields)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.checkpoint import Step, newest, steps
+from shoal.checkpoint import Location, Step, location_of, newest, steps
 from shoal.errors import ConfigError
 
+RESUME = "checkpoint.resume"
 
-def starting_point(folder: Path, resume: str) -> Path | None:
+
+def starting_point(folder: Location, resume: str) -> Location | None:
     """The checkpoint to start from, or None to start anew.
 
     ``folder`` holds the run's own checkpoints. The newest complete one comes first, whatever
@@ -18,10 +20,10 @@ def starting_point(folder: Path, resume: str) -> Path | None:
     own = newest(folder)
     if own is not None:
         return own.path
-    return None if resume in ("auto", "never") else Path(resume)
+    return None if resume in ("auto", "never") else location_of(resume, RESUME)
 
 
-def check_resume(folder: Path, resume: str) -> None:
+def check_resume(folder: Location, resume: str) -> None:
     """Refuse a ``checkpoint.resume`` that the run's own checkpoints contradict.
 
     Raises ConfigError for ``never`` where there are some, and for the path of one that is not the
@@ -32,19 +34,24 @@ def check_resume(folder: Path, resume: str) -> None:
         return
     if resume == "never":
         raise ConfigError(
-            "checkpoint.resume",
+            RESUME,
             resume,
             f"{folder} holds {_listed(own)} of an earlier run",
             "Choose another run.name, or resume with auto",
         )
-    chosen = Path(resume).resolve()
-    if any(step.path.resolve() == chosen for step in own[:-1]):
+    chosen = _same(location_of(resume, RESUME))
+    if any(_same(step.path) == chosen for step in own[:-1]):
         raise ConfigError(
-            "checkpoint.resume",
+            RESUME,
             resume,
             f"the run went on to step {own[-1].number}",
             "Choose another run.name to branch off, or delete the later steps",
         )
+
+
+def _same(location: Location) -> Location:
+    """One name for one place."""
+    return location.resolve() if isinstance(location, Path) else location
 
 
 def _listed(own: tuple[Step, ...]) -> str:

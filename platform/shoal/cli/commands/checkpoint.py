@@ -7,43 +7,45 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.options import Overrides
-from shoal.cli.steps import step_of
+from shoal.cli.options import Overrides, StepArgument
+from shoal.cli.steps import answers, step_of, steps_of
 from shoal.config import load_config
-from shoal.errors import ConfigError
+from shoal.storage import damages, is_pinned, location_of, pin, unpin
+from shoal.storage import verify as damages_of
 
-app = typer.Typer(help="List, check and rewrite the checkpoints of a run.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, check, keep and rewrite the checkpoints of a run.", no_args_is_help=True
+)
 
-Folder = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A run's folder, its checkpoints folder, or a step.")
+Steps = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH", help="A run's folder, the folder or URI of its checkpoints, or a step."
+    ),
 ]
 
 
 @app.command()
-def ls(path: Folder) -> None:
+def ls(path: Steps) -> None:
     """List the steps with their state and size, in order."""
-    steps = _steps_in(path)
-    # torch takes seconds to load
-    from shoal.checkpoint import Manifest
-    from shoal.storage import damages
+    from shoal.checkpoint import Manifest  # torch takes seconds to load
 
-    for step in steps:
+    for step in steps_of(path, "PATH"):
         if found := damages(step):
             typer.echo(f"{step}  damaged: {found[0]}")
         else:
             manifest = Manifest.read(step)
             size = f"{manifest.num_bytes:,} bytes"
-            typer.echo(f"{step}  complete  {size}  saved by {manifest.world_size} ranks")
+            with answers(step):
+                pinned = "  pinned" if is_pinned(step) else ""
+            typer.echo(f"{step}  complete  {size}  saved by {manifest.world_size} ranks{pinned}")
 
 
 @app.command()
-def verify(path: Folder) -> None:
+def verify(path: Steps) -> None:
     """Read every byte and compare it with its checksum; exit code 1 if anything is damaged."""
-    steps = _steps_in(path)
-    from shoal.checkpoint import verify as damages_of  # torch takes seconds to load
-
     damaged = False
-    for step in steps:
+    for step in steps_of(path, "PATH"):
         found = damages_of(step)
         damaged = damaged or bool(found)
         for damage in found:
@@ -53,13 +55,29 @@ def verify(path: Folder) -> None:
     raise typer.Exit(1 if damaged else 0)
 
 
+@app.command(name="pin")
+def pin_step(step: StepArgument) -> None:
+    """Keep a step, whatever checkpoint.keep says."""
+    found = step_of(step, "STEP")
+    with answers(found):
+        pin(found)
+    typer.echo(f"{found}  pinned")
+
+
+@app.command(name="unpin")
+def unpin_step(step: StepArgument) -> None:
+    """Leave a step to checkpoint.keep again."""
+    found = step_of(step, "STEP")
+    with answers(found):
+        unpin(found)
+    typer.echo(f"{found}  not pinned")
+
+
 @app.command()
 def reshard(
-    source: Annotated[
-        Path, typer.Argument(help="A step's folder, or a run's folder for its newest step.")
-    ],
+    source: StepArgument,
     out: Annotated[
-        Path, typer.Argument(help="Folder of a run, such as runs/other; may be a new one.")
+        str, typer.Argument(help="Folder of a run, such as runs/other, or its URI; may be new.")
     ],
     config: Annotated[
         Path, typer.Option(metavar="CONFIG", help="YAML file of the run that is to go on from it.")
@@ -74,27 +92,11 @@ def reshard(
     settings = load_config(config, overrides or ())
     step = step_of(source, "SOURCE")
     # torch takes seconds to load
-    from shoal.checkpoint import RunFolder
     from shoal.checkpoint import reshard as rewrite
+    from shoal.checkpoint import writing_into
     from shoal.plan import held_by_rank
 
     held = held_by_rank(settings)
-    folder = RunFolder(out)
-    with folder.lock():
-        made = rewrite(step, folder.checkpoints, held)
+    with writing_into(location_of(out, "OUT")) as folder:
+        made = rewrite(step, folder, held)
     typer.echo(f"Wrote {made} for {len(held)} ranks from {step}")
-
-
-def _steps_in(path: Path) -> list[Path]:
-    """The folders of the steps that ``path`` means; refuses a path without any."""
-    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    if not folder.is_dir():
-        remedy = "Give a run's folder, such as runs/run"
-        raise ConfigError("PATH", str(path), "there is no such folder", remedy)
-    if folder.name.startswith("step-"):
-        return [folder]
-    found = sorted(entry for entry in folder.glob("step-*") if entry.is_dir())
-    if not found:
-        remedy = "Give a run's folder, such as runs/run"
-        raise ConfigError("PATH", str(path), "it holds no checkpoints", remedy)
-    return found

@@ -7,13 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from shoal.cli.options import StepArgument
 from shoal.cli.steps import step_of
 
 
 def export(
-    checkpoint: Annotated[
-        Path, typer.Argument(help="A step's folder, or a run's folder for its newest step.")
-    ],
+    checkpoint: StepArgument,
     out: Annotated[Path, typer.Argument(help="Folder to write; new or empty.")],
     dtype: Annotated[
         Literal["bf16", "fp32"], typer.Option(help="Format of the written weights.")

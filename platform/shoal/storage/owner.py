@@ -1,0 +1,115 @@
+"""Who holds a run's folder, and the signs of life by which others know that it still does."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from shoal.errors import ConfigError
+from shoal.storage.location import Location
+
+logger = logging.getLogger(__name__)
+
+LOCK_NAME = "run.lock"
+"""The file in a run's folder that says who holds it."""
+
+HEARTBEAT_S = 5.0
+"""Seconds between two signs of life of the holder."""
+
+STALE_S = 30.0
+"""Seconds without a sign of life after which another host may take over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Who holds a run's folder."""
+
+    host: str
+    """Name of the host."""
+
+    pid: int
+    """Process on that host."""
+
+    started: str
+    """When the lock was taken, UTC."""
+
+    @classmethod
+    def here(cls) -> Owner:
+        """This process, from now on."""
+        return cls(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+
+    @classmethod
+    def of(cls, data: bytes) -> Owner | None:
+        """Who wrote a lock last; none where it holds nothing readable."""
+        try:
+            return cls(**json.loads(data)) if data else None
+        except (ValueError, TypeError):
+            return None
+
+    @property
+    def record(self) -> bytes:
+        """What stands in the lock."""
+        return json.dumps(asdict(self)).encode()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is of this host, where processes can be asked."""
+        return self.host == socket.gethostname()
+
+    @property
+    def is_alive_here(self) -> bool:
+        """Whether its process runs on this host."""
+        if not self.is_here:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+
+def in_use(folder: Location, owner: Owner | None) -> ConfigError:
+    """What to raise where another run holds the folder."""
+    holder = "another run"
+    if owner is not None:
+        holder = f"process {owner.pid} on {owner.host} since {owner.started}"
+    return ConfigError(
+        "run.name",
+        folder.name,
+        f"the run's folder {folder} is in use by {holder}",
+        "Choose another name, or wait for that run to end",
+    )
+
+
+@contextmanager
+def signs_of_life(beat: Callable[[], None]) -> Iterator[None]:
+    """Call ``beat``, which may raise ``OSError``, every few seconds in a thread."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(HEARTBEAT_S):
+            try:
+                beat()
+            except OSError as error:
+                logger.warning("%s: no sign of life could be given: %s", LOCK_NAME, error)
+
+    thread = threading.Thread(target=run, name="run-lock-heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
