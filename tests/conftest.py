@@ -6,9 +6,14 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from shoal_actors.driver import Cluster, open_cluster
 from tests.ranks import RankPool
+
+# The machine may be busy: no example has a deadline, and slow ones are no mistake.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session")

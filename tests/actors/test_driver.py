@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import io
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from shoal.checkpoint import RunFolder, newest
+from shoal.checkpoint import RunFolder, export, newest
 from shoal.config import Config, config_from_tree, dump_config, load_config
 from shoal.errors import ConfigError, EndedEarly, WorkError
+from shoal.models import Decoder, HFWeights, load_weights
 from shoal.plan import Machine, make_plan
-from shoal.training import EventReader
+from shoal.training import EventReader, MetricsReader, train
 from shoal_actors.driver import Cluster
 from shoal_actors.train import Gang, run
 from shoal_actors.train.checks import check_places, check_room
 from shoal_actors.train.paths import with_absolute_paths
 from tests.checkpoint.bucket import serving
-from tests.training.tiny import MODEL, make_config, write_text
+from tests.ranks import RankPool
+from tests.training.tiny import MIXTURE, MODEL, make_config, make_job, write_text
 
 MACHINE = Machine(has_cuda=False, cpu_has_bf16=False)
 
@@ -28,30 +33,77 @@ def _config(folder: Path, **sections: dict[str, Any]) -> Config:
     return make_config(folder, **sections)
 
 
-def test_a_run_ends_early_when_its_data_does(
-    tmp_path: Path, ray_session: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = _config(
-        tmp_path, data={"epochs": 1}, train={"steps": 500}, cluster={"workers": 2, "device": "cpu"}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A run of two workers that share experts, which its data ended."""
+
+    config: Config
+    folder: Path
+    error: EndedEarly
+    output: str
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory, ray_session: Cluster) -> Ended:
+    place = tmp_path_factory.mktemp("ended")
+    write_text(place / "text.txt", num_bytes=400)
+    config = make_config(
+        place,
+        model={"config": MIXTURE},
+        data={"epochs": 1},
+        train={"steps": 500},
+        optimizer={"kind": "sgd", "lr": 0.1},
+        cluster={"workers": 2, "device": "cpu"},
+        parallel={"expert": 2},
     )
-    with pytest.raises(EndedEarly, match=r"The data ended after step \d+ of 500") as ending:
+    output = io.StringIO()
+    with redirect_stdout(output), pytest.raises(EndedEarly) as ending:
         run(config)
-    assert ending.value.exit_code == 3
-    folder = tmp_path / "runs" / "run"
-    last = newest(folder / "checkpoints")
-    assert last is not None and f"after step {last.number} of" in str(ending.value)
-    assert [e["event"] for e in EventReader(folder).poll()] == ["start", "save", "end"]
-    assert load_config(folder / "config.yaml") == config
-    output = capsys.readouterr().out
-    assert "computing in float32 (as asked)" in output
-    assert "step 1/500  loss" in output
+    folder = place / "runs" / "run"
+    return Ended(config=config, folder=folder, error=ending.value, output=output.getvalue())
+
+
+def test_a_run_ends_early_when_its_data_does(ended: Ended) -> None:
+    assert ended.error.exit_code == 3
+    last = newest(ended.folder / "checkpoints")
+    assert last is not None and last.number > 2
+    assert f"The data ended after step {last.number} of 500" in str(ended.error)
+    assert [e["event"] for e in EventReader(ended.folder).poll()] == ["start", "save", "end"]
+    assert load_config(ended.folder / "config.yaml") == ended.config
+    assert "computing in float32 (as asked)" in ended.output
+    assert "step 1/500  loss" in ended.output
 
     # Its steps are all made: nothing is left to do for fewer, and never refuses the folder.
-    done = config.train.model_copy(update={"steps": last.number})
-    assert run(config.model_copy(update={"train": done})) == 0
-    never = config.checkpoint.model_copy(update={"resume": "never"})
+    done = ended.config.train.model_copy(update={"steps": last.number})
+    assert run(ended.config.model_copy(update={"train": done})) == 0
+    never = ended.config.checkpoint.model_copy(update={"resume": "never"})
     with pytest.raises(ConfigError, match=r"checkpoint\.resume = 'never'"):
-        run(config.model_copy(update={"checkpoint": never}))
+        run(ended.config.model_copy(update={"checkpoint": never}))
+
+
+def test_workers_that_share_experts_train_what_one_rank_does(
+    ended: Ended, tmp_path: Path, ranks: RankPool
+) -> None:
+    update = {
+        "run": ended.config.run.model_copy(update={"dir": str(tmp_path)}),
+        "cluster": ended.config.cluster.model_copy(update={"workers": 1}),
+        "parallel": ended.config.parallel.model_copy(update={"expert": 1}),
+    }
+    ranks.run(1, train, make_job(ended.config.model_copy(update=update)))
+    losses, logits = [], []
+    for folder in (tmp_path / "run", ended.folder):
+        losses.append([metrics.loss for metrics in MetricsReader(folder).poll()])
+        last = newest(folder / "checkpoints")
+        assert last is not None
+        export(last.path, folder / "export", dtype=torch.float32)
+        weights = HFWeights(folder / "export")
+        decoder = Decoder(weights.config, torch.float32)
+        load_weights(decoder, weights)
+        output = decoder(torch.arange(24).unsqueeze(0))
+        assert output.logits is not None
+        logits.append(output.logits.detach())
+    assert len(losses[0]) > 2 and losses[1] == pytest.approx(losses[0], rel=1e-5)
+    torch.testing.assert_close(logits[1], logits[0], rtol=1e-5, atol=1e-5)
 
 
 def test_a_failure_that_would_repeat_ends_the_run(tmp_path: Path, ray_session: Cluster) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.config import Config, Level, config_from_tree, dump_config, load_config
@@ -257,7 +257,6 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-@settings(deadline=None)  # the machine may be busy
 def test_written_yaml_reads_back(value: object) -> None:
     again = read_yaml(write_yaml(value), "x")
     assert again == value

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.data import load_tokenizer
@@ -34,7 +34,6 @@ def test_templates_without_marks_give_the_mask_of_the_same_with_marks(tmp_path: 
     assert plain.encode_chat(CHAT) == marked.encode_chat(CHAT)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=5)),

@@ -74,7 +74,7 @@ def _rows(sample: Sample) -> dict[str, list[int]]:
     }
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(lambda all_: sum(all_) > 1),
     seq_len=st.integers(1, 12),
@@ -155,7 +155,6 @@ def test_weights_are_shares_and_lose_nothing(
         assert max(counts) - min(counts) <= 1 and sum(counts) == len(part) >= size
 
 
-@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 10_000), min_size=1, max_size=4),
     weights=st.lists(st.floats(1e-3, 1e3), min_size=4, max_size=4),

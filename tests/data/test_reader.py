@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.config import SourceSettings
@@ -36,7 +36,6 @@ def _contents(documents: list[Document]) -> list[Any]:
     ]
 
 
-@settings(deadline=None)
 @given(
     texts=st.lists(st.text(), min_size=1, max_size=6),
     line_end=st.sampled_from(["\n", "\r\n", "\n\n", " \n"]),

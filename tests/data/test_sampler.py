@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.data import Sampler, rank_share
@@ -23,7 +23,6 @@ def _ids(sampler: Sampler, steps: int) -> list[list[int]]:
     return [next(sampler).tolist() for _ in range(steps)]
 
 
-@settings(deadline=None)
 @given(size=st.integers(1, 3000), key=st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 100)))
 def test_a_permutation_is_one(size: int, key: tuple[int, int]) -> None:
     order = permute(np.arange(size), size, key)
@@ -73,7 +72,6 @@ def test_each_id_once_an_epoch_and_disjoint_over_ranks(size: int) -> None:
         assert sorted(np.concatenate(shares).tolist()) == list(range(24))
 
 
-@settings(deadline=None)
 @given(
     num_sequences=st.integers(1, 40),
     global_batch=st.integers(1, 50),
@@ -99,7 +97,6 @@ def test_the_order_is_epoch_after_epoch(
         assert sampler.batches_left == 0
 
 
-@settings(deadline=None)
 @given(
     before=st.integers(0, 9),
     first_size=st.sampled_from([1, 2, 3, 4]),

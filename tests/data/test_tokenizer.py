@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.data import ByteTokenizer, check_vocabulary, load_tokenizer, tokenizer_name
@@ -18,7 +18,6 @@ from tests.data.tiny import CHAT, CHATML, oracle, write_tokenizer
 TEXT = "Say héllo <|im_end|> to 世界 👋\n\n  twice\t\x00"
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_bytes_there_and_back(text: str) -> None:
     tokenizer = ByteTokenizer()

@@ -19,7 +19,6 @@ from tests.deployments.server import Served, events, serve
 
 RUN = settings(
     max_examples=100,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -306,7 +306,7 @@ def test_a_plane_stands_for_the_rounded_matrix(plane: Plane, dtype: torch.dtype)
     assert torch.equal(result, rounded(matrix.bfloat16(), plane))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     blocks=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), min_size=1, max_size=4),
     num_ranks=st.integers(1, 7),

@@ -56,14 +56,14 @@ def test_a_character_that_was_cut_off_ends_the_text_as_decode_does(
     assert set(tail) == {"\ufffd"}
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.integers(0, 256), max_size=40))
 def test_any_bytes_come_out_as_decode_has_them(tokens: list[int]) -> None:
     deltas = _deltas(BYTE_TEXTS, tokens)
     assert "".join(deltas) == BYTES.decode(tokens)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.text(max_size=12), st.binary(max_size=4), st.text(max_size=12))
 def test_characters_come_out_as_soon_as_they_are_whole(
     before: str, damage: bytes, after: str
@@ -83,7 +83,7 @@ def _random_tokens(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=24)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data())
 def test_any_tokens_of_a_bpe_come_out_as_decode_has_them(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

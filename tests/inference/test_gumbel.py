@@ -72,7 +72,7 @@ def _naive_draw(logits: Floats, ids: list[int], temperature: float, stream: Stre
     return drawn
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     size=st.sampled_from([1, 2, 3, 5, 257, 1023, 1024, 1025, 3001]),
     spread=st.sampled_from([0.0, 0.1, 1.0, 5.0, 30.0]),

@@ -151,4 +151,4 @@ def _stop(world: World, which: int) -> None:
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestHistories.settings = settings(max_examples=150, stateful_step_count=40)

@@ -32,7 +32,7 @@ def _naive(stops: list[str], text: str) -> tuple[str, str | None]:
     return text, None
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
     deltas=st.lists(st.text("abc", max_size=4), max_size=8),
@@ -42,7 +42,7 @@ def test_any_cut_gives_the_same_text(stops: list[str], deltas: list[str]) -> Non
     assert ("".join(shown), matched) == _naive(stops, "".join(deltas))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
     deltas=st.lists(st.text("abc", max_size=4), max_size=8),

@@ -14,7 +14,6 @@ from shoal.topology import Axis, Topology
 DENSE_VIEW = (Axis.PIPELINE, Axis.OUTER, Axis.INNER)
 SEQUENCE_VIEW = (Axis.PIPELINE, Axis.DATA, Axis.CONTEXT)
 EXPERT_VIEW = (Axis.PIPELINE, Axis.EXPERT_OUTER, Axis.EXPERT_INNER, Axis.EXPERT)
-UNHURRIED = settings(deadline=None, max_examples=60)  # the machine may be busy
 INSIDE_A_DOMAIN = (Axis.INNER, Axis.CONTEXT, Axis.EXPERT, Axis.EXPERT_INNER)
 
 
@@ -41,7 +40,7 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 
 @given(topologies())
-@UNHURRIED
+@settings(max_examples=60)
 def test_sizes_multiply_to_the_world(topology: Topology) -> None:
     for view in (DENSE_VIEW, SEQUENCE_VIEW, EXPERT_VIEW):
         assert prod(topology.size(axis) for axis in view) == topology.world_size
@@ -51,7 +50,7 @@ def test_sizes_multiply_to_the_world(topology: Topology) -> None:
 
 
 @given(topologies())
-@UNHURRIED
+@settings(max_examples=60)
 def test_each_rank_is_in_one_group_of_each_axis(topology: Topology) -> None:
     for axis in Axis:
         groups = topology.groups(axis)
@@ -64,7 +63,7 @@ def test_each_rank_is_in_one_group_of_each_axis(topology: Topology) -> None:
 
 
 @given(topologies())
-@UNHURRIED
+@settings(max_examples=60)
 def test_each_view_names_every_rank_once(topology: Topology) -> None:
     for view in (DENSE_VIEW, SEQUENCE_VIEW, EXPERT_VIEW):
         names = {
@@ -75,7 +74,7 @@ def test_each_view_names_every_rank_once(topology: Topology) -> None:
 
 
 @given(topologies())
-@UNHURRIED
+@settings(max_examples=60)
 def test_frequent_exchanges_stay_inside_a_domain(topology: Topology) -> None:
     for axis in INSIDE_A_DOMAIN:
         for group in topology.groups(axis):
