@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from shoal.data.tokenizer import Message, Tokenizer
-from shoal.inference.detokenizer import TokenTexts
+from shoal.inference.text.detokenizer import TokenTexts
 
 A = TypeVar("A")
 T = TypeVar("T")

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from shoal.inference.forward.model import ServedModel
+from shoal.inference.forward.rows import Rows
 from shoal.inference.limits import Limits
-from shoal.inference.model import ServedModel
-from shoal.inference.rows import Rows
 from shoal.models import (
     DecoderConfig,
     parameter_shapes,

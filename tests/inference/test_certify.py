@@ -14,8 +14,8 @@ from shoal.errors import ConfigError
 from shoal.inference.certify import Subject, Trace, prove
 from shoal.inference.certify.conditions import CONDITIONS
 from shoal.inference.certify.laboratory import Laboratory
-from shoal.inference.model import ServedModel
-from shoal.inference.rows import Rows
+from shoal.inference.forward.model import ServedModel
+from shoal.inference.forward.rows import Rows
 from shoal.ops import fixed
 from tests.inference.small_models import random_folder
 from tests.models.tiny import TINY

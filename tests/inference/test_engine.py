@@ -13,9 +13,9 @@ from shoal.data import load_tokenizer
 from shoal.errors import ConfigError, Overloaded
 from shoal.inference import Output, Request, SamplingParams
 from shoal.inference.engine import Engine
-from shoal.inference.model import ServedModel
+from shoal.inference.forward.model import ServedModel
+from shoal.inference.forward.rows import Rows
 from shoal.inference.offline import Answer, joined, stream
-from shoal.inference.rows import Rows
 from shoal.ops import fixed
 from tests.inference.small_models import limits_for, random_model
 from tests.models.tiny import TINY

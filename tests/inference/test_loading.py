@@ -14,6 +14,7 @@ from shoal.config import ServeSettings
 from shoal.data import load_tokenizer
 from shoal.errors import ConfigError
 from shoal.inference.certify import Subject
+from shoal.inference.forward.model import ServedModel
 from shoal.inference.loading import (
     certified,
     check_cache,
@@ -21,7 +22,6 @@ from shoal.inference.loading import (
     limits_of,
     load_engine,
 )
-from shoal.inference.model import ServedModel
 from shoal.ops.fixed import PackedLinear
 from tests.inference.small_models import random_folder
 from tests.models.tiny import TINY

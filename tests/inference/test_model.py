@@ -12,7 +12,7 @@ import torch
 from shoal.errors import ConfigError
 from shoal.inference import Limits, Request, SamplingParams
 from shoal.inference.engine import Engine
-from shoal.inference.model import ServedModel
+from shoal.inference.forward.model import ServedModel
 from shoal.models import Decoder, DecoderConfig, load_weights, parameter_shapes
 from shoal.ops import fixed
 from shoal.ops.fixed.kernel import LAUNCHES, Launch

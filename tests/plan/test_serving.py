@@ -12,9 +12,9 @@ import torch
 
 from shoal.config import ServeConfig, serve_config_from_tree
 from shoal.errors import ConfigError
+from shoal.inference.forward.sizes import weight_bytes
 from shoal.inference.loading import load_engine
 from shoal.inference.refusals import PROCESS_BYTES, Host
-from shoal.inference.sizes import weight_bytes
 from shoal.models import DecoderConfig
 from shoal.ops.fixed import KVCache
 from shoal.plan.serving import ServingPlan, plan_serving

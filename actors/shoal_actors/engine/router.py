@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.inference.hashing import ROOT_HASH, block_hashes, child_hash
+from shoal.inference.scheduling.hashing import ROOT_HASH, block_hashes, child_hash
 
 LOAD_WEIGHT = 1.0
 

@@ -26,7 +26,7 @@ import torch
 
 from shoal.config import ServeConfig, load_serve_config
 from shoal.errors import WorkError
-from shoal.inference.precision import resolved_precision
+from shoal.inference.forward.precision import resolved_precision
 from shoal.models import (
     DecoderConfig,
     InitialWeights,

@@ -19,7 +19,7 @@ import torch
 
 from shoal.inference import Limits, Request, SamplingParams
 from shoal.inference.engine import Engine
-from shoal.inference.model import ServedModel
+from shoal.inference.forward.model import ServedModel
 
 MARK = "@"
 

@@ -1,5 +1,8 @@
 """Inference without Ray: requests, scheduling, KV blocks, sampling and text.
 
+``scheduling`` decides who is computed, ``forward`` computes, ``sampler`` draws, ``text`` makes text
+of tokens, ``engine`` has them do so step by step; ``journal`` keeps what came, ``certify`` proves it.
+
 Who calls what, in order, for one step of an engine (``sampler`` is ``sampler.Sampler``):
 
     texts_of_ids = TokenTexts(tokenizer)         once
@@ -15,19 +18,24 @@ Who calls what, in order, for one step of an engine (``sampler`` is ``sampler.Sa
     Output(...)                                  what the step added, to whoever asked
 """
 
-from shoal.inference.block_pool import BlockPool
-from shoal.inference.choice_text import ChoiceText, TextDelta
-from shoal.inference.detokenizer import Detokenizer, TokenTexts
-from shoal.inference.hashing import ROOT_HASH, block_hashes, child_hash
 from shoal.inference.limits import Limits
 from shoal.inference.params import SamplingParams
 from shoal.inference.protocol import Output, Stats, Submission, TokenLogprob
 from shoal.inference.request import Request
-from shoal.inference.scheduler import Scheduler
-from shoal.inference.sequence import FinishReason, Sequence, State
-from shoal.inference.step import Chunk, Step
+from shoal.inference.scheduling import (
+    ROOT_HASH,
+    BlockPool,
+    Chunk,
+    FinishReason,
+    Scheduler,
+    Sequence,
+    State,
+    Step,
+    block_hashes,
+    child_hash,
+)
 from shoal.inference.step_engine import StepEngine
-from shoal.inference.stop_strings import StopStrings
+from shoal.inference.text import ChoiceText, Detokenizer, StopStrings, TextDelta, TokenTexts
 
 __all__ = [
     "BlockPool",

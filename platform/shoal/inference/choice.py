@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shoal.inference.choice_text import ChoiceText, TextDelta
-from shoal.inference.detokenizer import TokenTexts
 from shoal.inference.protocol import Output, TokenLogprob
 from shoal.inference.sampler import Sampled, Scored
-from shoal.inference.sequence import FinishReason, Sequence
+from shoal.inference.scheduling.sequence import FinishReason, Sequence
+from shoal.inference.text.choice_text import ChoiceText, TextDelta
+from shoal.inference.text.detokenizer import TokenTexts
 
 _NO_TEXT = TextDelta(shown="", piece="", offset=0)
 

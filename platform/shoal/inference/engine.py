@@ -20,17 +20,17 @@ from collections.abc import Callable, Sequence
 from shoal.data import Tokenizer
 from shoal.errors import ConfigError
 from shoal.inference.choice import Choice
-from shoal.inference.detokenizer import TokenTexts
+from shoal.inference.forward.model import ServedModel
+from shoal.inference.forward.runner import Results, Runner
 from shoal.inference.limits import Limits
-from shoal.inference.model import ServedModel
 from shoal.inference.protocol import Output, Stats
 from shoal.inference.request import Request
-from shoal.inference.runner import Results, Runner
 from shoal.inference.sampler import Sampler
-from shoal.inference.scheduler import Scheduler
-from shoal.inference.sequence import FinishReason
-from shoal.inference.sequence import Sequence as Choiced
-from shoal.inference.step import Step
+from shoal.inference.scheduling.scheduler import Scheduler
+from shoal.inference.scheduling.sequence import FinishReason
+from shoal.inference.scheduling.sequence import Sequence as Choiced
+from shoal.inference.scheduling.step import Step
+from shoal.inference.text.detokenizer import TokenTexts
 
 logger = logging.getLogger(__name__)
 

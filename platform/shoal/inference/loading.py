@@ -9,10 +9,10 @@ from shoal.config import ServeSettings
 from shoal.data.tokenizer import Tokenizer, check_vocabulary, load_tokenizer, tokenizer_name
 from shoal.errors import ConfigError
 from shoal.inference.engine import Engine
+from shoal.inference.forward.model import ServedModel, check_served
+from shoal.inference.forward.precision import activation_dtype, resolved_precision
 from shoal.inference.limits import Limits
 from shoal.inference.memory import available_bytes
-from shoal.inference.model import ServedModel, check_served
-from shoal.inference.precision import activation_dtype, resolved_precision
 from shoal.models import DecoderConfig, read_hf_config
 from shoal.models.hf_folder import read_json
 from shoal.ops.fixed import KVCache

@@ -7,11 +7,11 @@ from typing import Any
 
 from shoal.config import ServeConfig, ServeSettings
 from shoal.errors import ConfigError, ConfigErrors
+from shoal.inference.forward.precision import resolved_precision
+from shoal.inference.forward.sizes import weight_bytes
 from shoal.inference.limits import Limits
 from shoal.inference.loading import cache_block_bytes
-from shoal.inference.precision import resolved_precision
 from shoal.inference.refusals import PROCESS_BYTES, Host, check_serving
-from shoal.inference.sizes import weight_bytes
 from shoal.models import DecoderConfig, read_hf_config
 from shoal.plan.groups import whole_shapes
 

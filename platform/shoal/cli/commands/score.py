@@ -41,8 +41,8 @@ def score(
     say_loading(model)
     # torch takes seconds to load
     from shoal.inference.certify import Subject
+    from shoal.inference.forward.precision import resolved_precision
     from shoal.inference.loading import served_tokenizer
-    from shoal.inference.precision import resolved_precision
     from shoal.inference.score import Scorer
 
     use_threads(threads)

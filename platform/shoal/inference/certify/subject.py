@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.inference.model import ServedModel, check_served
-from shoal.inference.precision import Precision, activation_dtype, resolved_precision
+from shoal.inference.forward.model import ServedModel, check_served
+from shoal.inference.forward.precision import Precision, activation_dtype, resolved_precision
 from shoal.models import Decoder, HFWeights, load_weights
 
 

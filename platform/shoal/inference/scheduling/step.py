@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.inference.sequence import Sequence
+from shoal.inference.scheduling.sequence import Sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from shoal.inference.layer import ServedAttention, ServedExperts, ServedLayer, ServedMLP
-from shoal.inference.packing import Experts, Linear
+from shoal.inference.forward.layer import ServedAttention, ServedExperts, ServedLayer, ServedMLP
+from shoal.inference.forward.packing import Experts, Linear
 from shoal.models import DecoderConfig
 from shoal.ops import fixed
 from shoal.ops.fixed import probes

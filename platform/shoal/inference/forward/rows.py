@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from shoal.inference.step import Chunk
+from shoal.inference.scheduling.step import Chunk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

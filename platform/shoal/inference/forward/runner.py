@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.inference.model import ServedModel
-from shoal.inference.replay import Replays
-from shoal.inference.rows import Rows
+from shoal.inference.forward.model import ServedModel
+from shoal.inference.forward.replay import Replays
+from shoal.inference.forward.rows import Rows
 from shoal.inference.sampler import Row, Sampled, Sampler, Scored
-from shoal.inference.step import Chunk, Step
+from shoal.inference.scheduling.step import Chunk, Step
 
 _LOGIT_BYTES = 64 * 2**20
 """Most fp32 logits that exist at a time, unless a single row takes more."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.inference.detokenizer import Detokenizer, TokenTexts
-from shoal.inference.stop_strings import StopStrings
+from shoal.inference.text.detokenizer import Detokenizer, TokenTexts
+from shoal.inference.text.stop_strings import StopStrings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

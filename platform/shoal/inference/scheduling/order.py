@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from shoal.inference.sequence import Sequence
+from shoal.inference.scheduling.sequence import Sequence
 
 
 def place_of(arrival: int, priority: int, index: int, per_level: int) -> tuple[int, int, int]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.inference.packing import Packing
-from shoal.inference.rows import Rows
+from shoal.inference.forward.packing import Packing
+from shoal.inference.forward.rows import Rows
 from shoal.models import DecoderConfig
 from shoal.models.families import QueryKeyNorm
 from shoal.ops import fixed

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.inference.block_pool import BlockPool
-from shoal.inference.hashing import ROOT_HASH, child_hash
 from shoal.inference.limits import Limits
-from shoal.inference.sequence import Sequence
+from shoal.inference.scheduling.block_pool import BlockPool
+from shoal.inference.scheduling.hashing import ROOT_HASH, child_hash
+from shoal.inference.scheduling.sequence import Sequence
 
 
 class BlockTables:

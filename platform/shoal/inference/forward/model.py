@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from shoal.errors import ConfigError
-from shoal.inference.layer import Place, ServedLayer, Weights
-from shoal.inference.packing import packing_of
-from shoal.inference.precision import Precision, activation_dtype, resolved_precision
-from shoal.inference.probes import UNPROVEN, model_probes
-from shoal.inference.rows import Rows
+from shoal.inference.forward.layer import Place, ServedLayer, Weights
+from shoal.inference.forward.packing import packing_of
+from shoal.inference.forward.precision import Precision, activation_dtype, resolved_precision
+from shoal.inference.forward.probes import UNPROVEN, model_probes
+from shoal.inference.forward.rows import Rows
 from shoal.models import DecoderConfig, HFWeights, WeightSource
 from shoal.models.rotary import rotary_angles
 from shoal.ops import fixed

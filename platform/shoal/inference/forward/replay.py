@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.inference.model import ServedModel
-from shoal.inference.rows import Rows
+from shoal.inference.forward.model import ServedModel
+from shoal.inference.forward.rows import Rows
 from shoal.ops import fixed
 
 logger = logging.getLogger(__name__)

@@ -34,15 +34,15 @@ from __future__ import annotations
 from collections.abc import Sequence as Series
 
 from shoal.errors import ConfigError, Overloaded
-from shoal.inference.block_pool import BlockPool
-from shoal.inference.block_tables import BlockTables
-from shoal.inference.early_aborts import EarlyAborts
 from shoal.inference.limits import Limits
-from shoal.inference.order import InOrder, place_of
 from shoal.inference.protocol import Stats
 from shoal.inference.request import Request
-from shoal.inference.sequence import FinishReason, Sequence, State
-from shoal.inference.step import Chunk, Step
+from shoal.inference.scheduling.block_pool import BlockPool
+from shoal.inference.scheduling.block_tables import BlockTables
+from shoal.inference.scheduling.early_aborts import EarlyAborts
+from shoal.inference.scheduling.order import InOrder, place_of
+from shoal.inference.scheduling.sequence import FinishReason, Sequence, State
+from shoal.inference.scheduling.step import Chunk, Step
 
 
 class Scheduler:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from shoal.inference.model import ServedModel
-from shoal.inference.precision import Precision
+from shoal.inference.forward.model import ServedModel
+from shoal.inference.forward.precision import Precision
 from shoal.models import DecoderConfig, parameter_shapes
 
 

@@ -1,0 +1,7 @@
+"""From tokens to text, piece by piece, and where a stop string ends it."""
+
+from shoal.inference.text.choice_text import ChoiceText, TextDelta
+from shoal.inference.text.detokenizer import Detokenizer, TokenTexts
+from shoal.inference.text.stop_strings import StopStrings
+
+__all__ = ["ChoiceText", "Detokenizer", "StopStrings", "TextDelta", "TokenTexts"]
