@@ -1,7 +1,7 @@
 """Inference without Ray: requests, scheduling, KV blocks, sampling and text.
 
 ``scheduling`` decides who is computed, ``forward`` computes, ``sampler`` draws, ``text`` makes text
-of tokens, ``engine`` has them do so step by step; ``journal`` keeps what came, ``certify`` proves it.
+of tokens, ``engine`` has them do so step by step; ``journal`` keeps it, ``certify`` proves it.
 
 Who calls what, in order, for one step of an engine (``sampler`` is ``sampler.Sampler``):
 
