@@ -5,6 +5,7 @@
     │   └── ConfigErrors   several such mistakes, found together
     ├── WorkError          the work failed: disk, peer, damaged file               (exit code 1)
     │   ├── PeerLost       another rank is gone or silent; another attempt may help
+    │   ├── Unavailable    a disk or a store does not let itself be read; another attempt may help
     │   └── Overloaded     no room for more at the moment; the same request may pass later
     └── EndedEarly         stopped as asked, or out of data                        (exit code 3)
 
@@ -74,6 +75,10 @@ class WorkError(ShoalError):
 
 class PeerLost(WorkError):
     """Another rank is gone or does not answer: the consequence of a failure elsewhere."""
+
+
+class Unavailable(WorkError):
+    """What is wanted may well be there and whole, but its disk or store does not give it now."""
 
 
 class Overloaded(WorkError):

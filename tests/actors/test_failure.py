@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
-from shoal.errors import ConfigError, PeerLost, WorkError
+from shoal.errors import ConfigError, PeerLost, Unavailable, WorkError
 from shoal_actors.train.failure import RankFailed, describe, first_cause, last_word
 
 BROKEN = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc] Connection closed")
@@ -29,6 +29,7 @@ def _raised(error: Exception, cause: Exception | None = None) -> RankFailed:
         (PeerLost("a rank was lost"), None, True, False),
         (WorkError("cannot publish"), BROKEN, True, False),
         (WorkError("disk full"), OSError("no space"), False, True),
+        (Unavailable("the store is silent"), OSError("timeout"), False, False),
         (ConfigError("a.b", 1, "too small", "Give 2"), None, False, True),
     ],
 )

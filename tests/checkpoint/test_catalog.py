@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.checkpoint import clean, newest, pin, prune, steps, unpin
+from shoal.checkpoint import clean, newest, pin, prune, steps, unpin, verify
 from tests.checkpoint.plain import model_of, save_plain
 
 
@@ -50,6 +50,16 @@ def test_pruning_counts_complete_steps_and_deletes_nothing_else(checkpoints: Pat
     assert [step.number for step in prune(checkpoints, 1)] == []
     assert prune(checkpoints, None) == ()
     assert before - _names(checkpoints) == {"step-00000001", "step-00000002"}
+
+
+def test_a_step_that_was_moved_to_another_disk_stays_there(checkpoints: Path) -> None:
+    far = checkpoints / "far"
+    (checkpoints / "step-00000001").rename(far)
+    (checkpoints / "step-00000001").symlink_to(far)
+    assert [step.number for step in prune(checkpoints, 2)] == [1]
+    assert verify(far) == () and far.name in _names(checkpoints)
+    assert "step-00000001" not in _names(checkpoints)
+    assert [path for path in checkpoints.iterdir() if path.is_symlink()] == []
 
 
 def test_cleaning_deletes_leftovers_and_nothing_else(checkpoints: Path) -> None:

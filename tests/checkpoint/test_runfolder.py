@@ -87,3 +87,21 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         RunFolder(tmp_path / "file" / "run").lock(),
     ):
         pass
+
+
+@pytest.mark.parametrize("text", [b"checkpoint: [", b"\xff\xfe"])
+def test_a_damaged_configuration_does_not_hide_where_checkpoints_are(
+    tmp_path: Path, text: bytes
+) -> None:
+    (tmp_path / "config.yaml").write_bytes(text)
+    with pytest.raises(WorkError, match=r"config\.yaml, which says where .* cannot be read"):
+        RunFolder.found(tmp_path)
+
+
+def test_checkpoints_may_be_told_to_lie_in_the_run_s_own_folder(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    folder = RunFolder(tmp_path / "demo", f"file://{tmp_path}/link")
+    with folder.lock():
+        assert folder.checkpoints == tmp_path / "link" / "demo"
+        with pytest.raises(ConfigError, match="in use"), folder.lock():
+            pass

@@ -29,8 +29,9 @@ from shoal.checkpoint import (
     steps,
     verify,
 )
-from shoal.errors import ConfigError, WorkError
-from shoal.storage import location_of
+from shoal.cli.steps import step_of, steps_of
+from shoal.errors import ConfigError, Unavailable, WorkError
+from shoal.storage import location_of, prune_or_warn
 from shoal.storage.owner import LOCK_NAME
 from tests.checkpoint.bucket import Bucket, Harm, serving
 from tests.checkpoint.plain import local, model_of, save_plain, trained
@@ -216,6 +217,52 @@ def test_a_complete_step_is_not_written_again_and_a_damaged_one_is(bucket: Bucke
     assert _numbers(place) == [1]
 
 
+def test_a_step_that_the_store_does_not_give_is_not_passed_over(bucket: Bucket) -> None:
+    place = bucket.at("run")
+    for step in (1, 2, 3):
+        path = save_plain(place, step, model_of(step)).path
+    before = bucket.keys()
+    model = model_of(9)
+
+    def refuse(name: str) -> None:
+        bucket.rule = lambda method, key: "403" if method == "GET" and key.endswith(name) else None
+
+    refuse(f"{path.name}/manifest.json")
+    for deed in (
+        lambda: newest(place),
+        lambda: prune(place, 1),
+        lambda: verify(path),
+        lambda: load(path, model=model, optimizer=None),
+    ):
+        with pytest.raises(Unavailable, match=r"manifest\.json.* cannot be read: .*ACCESS_DENIED"):
+            deed()
+    refuse("__0_0.distcp")
+    for deed in (lambda: verify(path), lambda: load(path, model=model, optimizer=None)):
+        with pytest.raises(Unavailable, match=r"__0_0\.distcp.* cannot be read: "):
+            deed()
+    refuse("")
+    with pytest.raises(Unavailable, match="cannot be looked at: .*ACCESS_DENIED"):
+        newest(place)
+    with pytest.raises(Unavailable, match="cannot be looked at: .*ACCESS_DENIED"):
+        clean(place)
+    assert not await_saves(place, timeout_s=5)
+    bucket.rule = lambda method, path: None
+    assert bucket.keys() == before and _numbers(place) == [1, 2, 3]
+
+
+def test_leftovers_that_stay_are_in_nobody_s_way(bucket: Bucket) -> None:
+    place = bucket.at("run")
+    save_plain(place, 1, model_of(1))
+    bucket.write("run/step-00000002-0123abcd/.save/begun", b"")
+    bucket.rule = lambda method, path: "403" if method in ("DELETE", "POST") else None
+    assert clean(place) == ()
+    save_plain(place, 2, model_of(2))
+    prune_or_warn(place, 1)
+    bucket.rule = lambda method, path: None
+    assert _numbers(place) == [1, 2]
+    assert [path.name for path in clean(place)] == ["step-00000002-0123abcd"]
+
+
 @pytest.mark.parametrize(("harm", "name"), [("500", "__0_0.distcp"), ("403", "manifest.json")])
 def test_a_store_that_refuses_costs_the_steps_that_it_refuses(
     bucket: Bucket, harm: Harm, name: str
@@ -325,6 +372,13 @@ def test_other_stores_are_reached_by_fsspec() -> None:
     _assert_loads(steps(place)[0].path, seed=2)
 
 
+def test_a_run_may_be_called_like_a_step() -> None:
+    run = "fsspec+memory://shelf/step-by-step"
+    path = save_plain(location_of(run), 1, model_of(1)).path
+    assert step_of(run, "STEP") == path == step_of(str(path), "STEP")
+    assert steps_of(run, "PATH") == [path] == steps_of(str(path), "PATH")
+
+
 @pytest.mark.parametrize(
     ("uri", "problem"),
     [
@@ -332,7 +386,10 @@ def test_other_stores_are_reached_by_fsspec() -> None:
         ("s3://key:secret@bucket/runs", "credentials do not belong"),
         ("s3://bucket/runs?regoin=here", "regoin is none of its options"),
         ("ftp://host/runs", "ftp is none of"),
+        ("s3://bucket//runs", "empty or one of dots"),
+        ("s3://bucket/runs/../other", "empty or one of dots"),
         ("file://host/runs", "names no folder of this machine"),
+        ("file:///runs#1", "names no folder of this machine"),
     ],
 )
 def test_uris_that_name_no_store(uri: str, problem: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.distributed import DistError
 
-from shoal.errors import ConfigError, PeerLost, ShoalError, WorkError
+from shoal.errors import ConfigError, PeerLost, ShoalError, Unavailable, WorkError
 
 PROCESS_DIED = "ProcessDied"
 """``kind`` of a report on a rank that could not report itself."""
@@ -82,7 +82,9 @@ def describe(rank: int, error: BaseException) -> RankFailed:
             message=str(error),
             traceback="".join(traceback.format_exception(error)),
             is_consequence=is_consequence,
-            is_final=isinstance(error, ShoalError) and not is_consequence,
+            is_final=isinstance(error, ShoalError)
+            and not isinstance(error, Unavailable)
+            and not is_consequence,
         ),
         error if isinstance(error, ConfigError) else None,
     )

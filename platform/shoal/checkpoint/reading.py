@@ -24,7 +24,7 @@ from shoal.storage import (
     medium_of,
     read_file,
     reading,
-    told,
+    unreadable,
 )
 
 _TASK_BLOCKS = 8
@@ -168,8 +168,8 @@ class CheckpointReader:
                     for piece in pieces:
                         piece.take(memory, block * BLOCK_BYTES)
         except OSError as error:
-            problem = f"cannot be read: {told(error)}"
-            raise _damaged(self._path, Damage(file=path, problem=problem)) from error
+            damage = Damage(file=path, problem=unreadable(path, error))
+            raise _damaged(self._path, damage) from error
 
 
 def _tasks(pieces: Sequence[_Piece]) -> Iterator[tuple[str, dict[int, list[_Piece]]]]:

@@ -61,12 +61,22 @@ class RunFolder:
 
     @classmethod
     def found(cls, path: Path) -> RunFolder:
-        """The folder of a run that was begun, which says itself where its checkpoints are."""
+        """The folder of a run that was begun, which says itself where its checkpoints are.
+
+        Raises WorkError where what says so cannot be read.
+        """
+        file = path / CONFIG_FILE
         try:
-            config = yaml.safe_load((path / CONFIG_FILE).read_text(encoding="utf-8"))
-            return cls(path, config["checkpoint"]["storage"])
+            config = yaml.safe_load(file.read_text(encoding="utf-8"))
+            storage = config["checkpoint"]["storage"]
         except (FileNotFoundError, NotADirectoryError, KeyError, TypeError):
             return cls(path)
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise WorkError(
+                f"{file}, which says where the run's checkpoints are, cannot be read: {error}. "
+                "Give their folder or URI instead."
+            ) from error
+        return cls(path, None if storage is None else str(storage))
 
     @property
     def checkpoints(self) -> Location:
@@ -88,11 +98,15 @@ class RunFolder:
         cannot be made or written.
         """
         with self._lock():
-            if self.storage is None:
+            if self.storage is None or self._is(self.checkpoints):
                 yield
                 return
             with _held(self.storage, self.checkpoints):
                 yield
+
+    def _is(self, folder: Location) -> bool:
+        """Whether ``file:///`` with ``run.dir`` leads back to here."""
+        return isinstance(folder, Path) and folder.resolve() == self.path.resolve()
 
     @contextmanager
     def _lock(self) -> Iterator[None]:

@@ -7,7 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shoal.errors import ConfigError, WorkError
-from shoal.storage import MANIFEST_NAME, Location, location_of, newest, published, told
+from shoal.storage import (
+    MANIFEST_NAME,
+    Location,
+    location_of,
+    medium_of,
+    newest,
+    published,
+    told,
+)
 
 _REMEDY = "Give a run's folder, such as runs/run, or where its checkpoints are"
 
@@ -66,4 +74,5 @@ def _place(text: str, argument: str) -> Location:
 def _is_step(place: Location) -> bool:
     if isinstance(place, Path) and (place / MANIFEST_NAME).is_file():
         return True  # whatever it is called now
-    return place.name.startswith("step-")
+    with answers(place):
+        return any(found.path == place for found in medium_of(place).step_folders(place.parent))

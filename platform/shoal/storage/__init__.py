@@ -26,6 +26,7 @@ from shoal.storage.files import (
     creating,
     reading,
     told,
+    unreadable,
 )
 from shoal.storage.job import Abandon, Outcome, Publication, WriteJob
 from shoal.storage.lease import lease
@@ -88,5 +89,6 @@ __all__ = [
     "steps",
     "told",
     "unpin",
+    "unreadable",
     "verify",
 ]

@@ -12,10 +12,11 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shoal.errors import Unavailable
 from shoal.storage.files import told
 from shoal.storage.location import Location
 from shoal.storage.media import medium_of
-from shoal.storage.medium import State
+from shoal.storage.medium import State, StepFolder
 from shoal.storage.verify import damages
 
 logger = logging.getLogger(__name__)
@@ -43,10 +44,13 @@ def new_token() -> str:
 
 
 def published(folder: Location) -> tuple[Step, ...]:
-    """All published steps, complete or damaged since, oldest first."""
+    """All published steps, complete or damaged since, oldest first.
+
+    Raises Unavailable, as all that looks for steps, where the medium does not tell.
+    """
     found = [
         Step(number=each.number, path=each.path)
-        for each in medium_of(folder).step_folders(folder)
+        for each in _folders(folder)
         if each.state is State.PUBLISHED
     ]
     return tuple(sorted(found, key=lambda step: (step.number, step.path.name)))
@@ -113,6 +117,8 @@ def prune_or_warn(folder: Location, keep: int | None) -> None:
     """Prune after a save, which stands whether or not the medium lets older steps go."""
     try:
         prune(folder, keep)
+    except Unavailable as error:
+        logger.warning("Older steps were not deleted: %s", error)
     except OSError as error:
         logger.warning("%s: older steps could not be deleted: %s", folder, told(error))
 
@@ -121,27 +127,28 @@ def clean(folder: Location) -> tuple[Location, ...]:
     """Delete what killed saves and deletions left behind; returns the deleted folders.
 
     Only the holder of the run's folder may call this, and not while it saves. Whoever might still
-    write there finds its folder gone and publishes nothing.
+    write there finds its folder gone and publishes nothing. What does not let itself be deleted
+    stays, and is named in the log: it is no step and in nobody's way.
     """
-    leftovers = [
-        each.path
-        for each in medium_of(folder).step_folders(folder)
-        if each.state is not State.PUBLISHED
-    ]
-    for path in leftovers:
-        logger.info("Deleting %s, left behind by an earlier save.", path)
-        medium_of(folder).remove(path)
-    return tuple(leftovers)
+    leftovers = [each.path for each in _folders(folder) if each.state is not State.PUBLISHED]
+    return tuple(path for path in leftovers if _removed(path))
 
 
 def discard(draft: Location) -> None:
     """Delete what a failed save wrote, if it lets itself be deleted; otherwise ``clean`` does."""
+    _removed(draft)
+
+
+def _removed(path: Location) -> bool:
     try:
-        medium_of(draft).remove(draft)
+        medium_of(path).remove(path)
     except FileNotFoundError:
-        return  # it had not begun
+        return False  # it had not begun
     except OSError as error:
-        logger.warning("%s could not be deleted: %s", draft, told(error))
+        logger.warning("%s could not be deleted: %s", path, told(error))
+        return False
+    logger.info("Deleted %s, which a save had left behind.", path)
+    return True
 
 
 def await_saves(folder: Location, *, timeout_s: float) -> bool:
@@ -156,10 +163,21 @@ def await_saves(folder: Location, *, timeout_s: float) -> bool:
         if time.monotonic() > deadline:
             logger.warning("%s: a save was still under way after %g s.", folder, timeout_s)
             return False
-        num_quiet = 0 if _is_under_way(folder) else num_quiet + 1
+        try:
+            num_quiet = 0 if _is_under_way(folder) else num_quiet + 1
+        except Unavailable as error:
+            logger.warning("Saves under way are not awaited: %s", error)
+            return False
         time.sleep(_LOOK_S)
     return True
 
 
 def _is_under_way(folder: Location) -> bool:
-    return any(each.state is State.UNDER_WAY for each in medium_of(folder).step_folders(folder))
+    return any(each.state is State.UNDER_WAY for each in _folders(folder))
+
+
+def _folders(folder: Location) -> list[StepFolder]:
+    try:
+        return list(medium_of(folder).step_folders(folder))
+    except OSError as error:
+        raise Unavailable(f"{folder} cannot be looked at: {told(error)}.") from error

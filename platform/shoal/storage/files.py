@@ -9,15 +9,17 @@ guards the manifest, and so the sums.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import xxhash
 
-from shoal.errors import WorkError
+from shoal.errors import Unavailable, WorkError
 from shoal.storage.location import Location
 from shoal.storage.media import medium_of
 from shoal.storage.medium import Source
@@ -29,6 +31,9 @@ WRITE_BYTES = 4 * BLOCK_BYTES
 """What one write takes at most, so that whoever waits between two of them is heard."""
 
 _DIGITS = 16
+
+_DAMAGES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO)
+"""What a file system answers where the file itself is at fault."""
 
 
 class Buffer(Protocol):
@@ -192,6 +197,19 @@ def refusals(path: Location) -> Iterator[None]:
         yield
     except OSError as error:
         raise WorkError(f"{path} could not be written: {told(error)}.") from error
+
+
+def unreadable(path: Location, error: OSError) -> str:
+    """What is wrong with a file that cannot be read, where the file is at fault.
+
+    Raises Unavailable where the way to it is: a right that was lost, a store that does not answer.
+    Whoever took that for damage would go on from an older step, or from none.
+    """
+    problem = f"cannot be read: {told(error)}"
+    is_gone = isinstance(error, FileNotFoundError)
+    if is_gone or (isinstance(path, Path) and error.errno in _DAMAGES):
+        return problem
+    raise Unavailable(f"{path} {problem}.") from error
 
 
 def told(error: OSError) -> str:

@@ -127,7 +127,10 @@ class LocalMedium:
         doomed = _path(path).with_name(_hidden_name(int(found[1]), "old", _new_token()))
         _path(path).rename(doomed)
         _flush_folder(doomed.parent)
-        shutil.rmtree(doomed)
+        if doomed.is_symlink():  # to where someone has moved the step, who keeps it there
+            doomed.unlink()
+        else:
+            shutil.rmtree(doomed)
 
     def set_aside(self, step: StepFolder, token: str) -> None:
         """See ``Medium``."""

@@ -73,7 +73,7 @@ def location_of(text: str, field: str = "PATH") -> Location:
         return Path(text)
     parts = urlsplit(text)
     if parts.scheme == "file":
-        if parts.netloc or not parts.path.strip("/") or parts.query:
+        if parts.netloc or not parts.path.strip("/") or parts.query or parts.fragment:
             raise ConfigError(field, text, "it names no folder of this machine", _REMEDY)
         return Path(unquote(parts.path))
     if not parts.scheme or not parts.netloc or parts.fragment:
@@ -89,8 +89,11 @@ def location_of(text: str, field: str = "PATH") -> Location:
     if parts.scheme == "s3" and strange:
         problem = f"{min(strange)} is none of its options {', '.join(_S3_OPTIONS)}"
         raise ConfigError(field, text, problem, "Leave it out")
-    base = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
-    return StorePath(base, parts.query)
+    key = parts.path.rstrip("/")
+    if not {"", ".", ".."}.isdisjoint(key.split("/")[1:]):
+        problem = "a name between its slashes is empty or one of dots"
+        raise ConfigError(field, text, problem, "Name the place without")
+    return StorePath(f"{parts.scheme}://{parts.netloc}{key}", parts.query)
 
 
 def location_of_store(text: str, field: str) -> Location:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from shoal.errors import WorkError
-from shoal.storage.files import BLOCK_BYTES, FileRecord, told, write_file
+from shoal.storage.files import BLOCK_BYTES, FileRecord, unreadable, write_file
 from shoal.storage.location import Location
 from shoal.storage.media import read_file
 from shoal.storage.medium import MANIFEST_NAME
@@ -70,13 +70,13 @@ class Manifest:
         """Read it from a checkpoint's folder.
 
         Raises WorkError that names the file where it is missing, cut, changed, or of a version
-        that this release does not know.
+        that this release does not know, and Unavailable where it may be whole.
         """
         path = folder / MANIFEST_NAME
         try:
             fields = json.loads(read_file(path))
         except OSError as error:
-            raise WorkError(f"{path} cannot be read: {told(error)}.") from error
+            raise WorkError(f"{path} {unreadable(path, error)}.") from error
         except ValueError as error:
             raise WorkError(f"{path} is cut or damaged: {error}.") from error
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:

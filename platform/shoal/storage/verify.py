@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from shoal.errors import WorkError
-from shoal.storage.files import BLOCK_BYTES, FileRecord, reading, told
+from shoal.errors import Unavailable, WorkError
+from shoal.storage.files import BLOCK_BYTES, FileRecord, reading, unreadable
 from shoal.storage.location import Location
 from shoal.storage.manifest import Manifest
 from shoal.storage.media import medium_of
@@ -32,7 +32,10 @@ class Damage:
 
 
 def verify(path: Location) -> tuple[Damage, ...]:
-    """Read every byte of a checkpoint and name each file that is damaged; empty if it is whole."""
+    """Read every byte of a checkpoint and name each file that is damaged; empty if it is whole.
+
+    Raises Unavailable, as all here, where a disk or a store does not let itself be read.
+    """
     found = damages(path)
     if found:
         return found
@@ -46,6 +49,8 @@ def damages(path: Location, *, step: int | None = None) -> tuple[Damage, ...]:
     """
     try:
         manifest = Manifest.read(path)
+    except Unavailable:
+        raise
     except WorkError as error:
         message = str(error).removeprefix(f"{path / MANIFEST_NAME} ")
         return (Damage(file=path / MANIFEST_NAME, problem=message),)
@@ -60,7 +65,7 @@ def size_damages(path: Location, files: Mapping[str, FileRecord]) -> tuple[Damag
     try:
         sizes = medium_of(path).sizes(path)
     except OSError as error:
-        return (Damage(file=path, problem=f"cannot be read: {told(error)}"),)
+        return (Damage(file=path, problem=unreadable(path, error)),)
     return tuple(
         Damage(file=path / name, problem=problem)
         for name, record in files.items()
@@ -112,7 +117,7 @@ def _contents_problem(file: Location, record: FileRecord, blocks: Sequence[int])
                 if not reader.read(block):
                     return damage_of(file, record, block).problem
     except OSError as error:
-        return f"cannot be read: {told(error)}"
+        return unreadable(file, error)
     return None
 
 
