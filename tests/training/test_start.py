@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from shoal.checkpoint import save
+from shoal.checkpoint import RunFolder, save
 from shoal.errors import ConfigError
-from shoal.training import check_resume, starting_point
+from shoal.training import check_resume, check_storage, starting_point
 from tests.checkpoint.plain import local
 
 
@@ -48,6 +48,22 @@ def test_contradictions_are_refused(tmp_path: Path) -> None:
         check_resume(folder, "never")
     with pytest.raises(ConfigError, match="the run went on to step 4"):
         check_resume(folder, str(own[0]))
+
+
+def test_a_run_is_not_begun_anew_because_its_checkpoints_were_told_to_go_elsewhere(
+    tmp_path: Path,
+) -> None:
+    here, there = (RunFolder(tmp_path / "run", uri) for uri in (None, f"file://{tmp_path}/far"))
+    check_storage(there, "auto")
+    (own,) = _save(local(here.checkpoints), 2)
+    with pytest.raises(ConfigError, match=f"up to step 2 are in .* checkpoint.resume={own}"):
+        check_storage(there, "auto")
+    for folder, resume in ((here, "auto"), (there, str(own)), (there, "never")):
+        check_storage(folder, resume)
+    _save(local(there.checkpoints), 4)
+    check_storage(there, "auto")
+    (tmp_path / "run" / "config.yaml").write_text(f"checkpoint: {{storage: '{there.storage}'}}")
+    check_storage(there, "auto")
 
 
 def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from shoal.training import (
     TrainResult,
     append_event,
     check_resume,
+    check_storage,
     run_folder,
 )
 from shoal_actors.data import RayDataRunner
@@ -77,6 +78,7 @@ def run(config: Config) -> int:
         make_plan(config, Machine.here())  # refuses before anything is started or written
     folder = run_folder(config)
     with folder.lock(), termination_raises(), _endings_noted(folder.path):
+        check_storage(folder, config.checkpoint.resume)
         check_resume(folder.checkpoints, config.checkpoint.resume)
         logs = folder.path / LOGS_FOLDER
         logs.mkdir(exist_ok=True)

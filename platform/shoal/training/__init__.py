@@ -18,7 +18,7 @@ from shoal.training.progress import ProgressLine
 from shoal.training.rate import LearningRate
 from shoal.training.rounding import Nearest, Rounding, Stochastic
 from shoal.training.sgd import SGD
-from shoal.training.start import check_resume, starting_point
+from shoal.training.start import check_resume, check_storage, starting_point
 from shoal.training.step import Stepper
 from shoal.training.updates import WideOptimizer
 
@@ -51,6 +51,7 @@ __all__ = [
     "build_optimizer",
     "build_sharded_optimizer",
     "check_resume",
+    "check_storage",
     "fill_model",
     "orthogonalized",
     "run_folder",

@@ -41,6 +41,7 @@ from shoal.config import Config, dump_config
 from shoal.data import Batch, Sampler, SequenceDataset, rank_share, tokenizer_name
 from shoal.models import DecoderStage
 from shoal.plan import Batches, topology_of
+from shoal.storage import medium_of
 from shoal.training.build import build_model, build_sharded_optimizer, fill_model
 from shoal.training.events import EventKind, append_event
 from shoal.training.guard import Guard, Recovery, SpoiledStep
@@ -142,7 +143,7 @@ class _Run:
         if self.rank == 0:
             # Not before: a configuration that does not fit the run's checkpoint is refused by then.
             path = self.job.folder.path / CONFIG_FILE
-            path.write_text(dump_config(self.job.config), encoding="utf-8")
+            medium_of(path).put(path, dump_config(self.job.config).encode())
         is_own = start is not None and start.parent == self.job.folder.checkpoints
         saved = step if is_own else None
         every, settings = self.job.config.checkpoint.every, self.job.config.train

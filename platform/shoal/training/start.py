@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.checkpoint import Location, Step, location_of, newest, steps
+from shoal.checkpoint import Location, RunFolder, Step, location_of, newest, steps
 from shoal.errors import ConfigError
 
 RESUME = "checkpoint.resume"
@@ -46,6 +46,23 @@ def check_resume(folder: Location, resume: str) -> None:
             resume,
             f"the run went on to step {own[-1].number}",
             "Choose another run.name to branch off, or delete the later steps",
+        )
+
+
+def check_storage(run: RunFolder, resume: str) -> None:
+    """Refuse a ``checkpoint.storage`` that has the run leave its checkpoints behind.
+
+    Raises ConfigError where the run has saved elsewhere and nothing here yet: it would begin anew.
+    """
+    before = RunFolder.found(run.path).checkpoints
+    if before == run.checkpoints or resume != "auto" or newest(run.checkpoints) is not None:
+        return
+    if (left := newest(before)) is not None:
+        raise ConfigError(
+            "checkpoint.storage",
+            run.storage,
+            f"the run's checkpoints up to step {left.number} are in {before}",
+            f"Go on from there with checkpoint.resume={left.path}, or choose another run.name",
         )
 
 
