@@ -74,7 +74,7 @@ def test_what_cannot_be_kept() -> None:
 
 def test_what_cannot_travel_in_mxfp8() -> None:
     with pytest.raises(ConfigError, match=r"blocks of 32 rows and columns") as caught:
-        check_quantized_gather(SHARED, choose_mxfp8(SHARED, Bf16Choice()))
+        check_quantized_gather(SHARED, choose_mxfp8(SHARED, Bf16Choice()), is_asked_for=True)
     assert (caught.value.field, caught.value.value) == ("precision.parameter_gather", "mxfp8")
     # What the remedy lists leaves nothing that cannot.
     patterns = caught.value.remedy.partition("keep_bf16 ")[2].split(", ")

@@ -55,6 +55,7 @@ def bytes_by_kind(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
         Kind.COMPUTE_WEIGHTS.value: rest.compute_weights,
         Kind.GRADIENTS.value: rest.gradients,
         Kind.MOMENTS.value: moments,
+        Kind.BUFFERS.value: sum(buffer.nbytes for buffer in model.buffers()),
     }
 
 
@@ -108,7 +109,7 @@ def measure(config: Config, *, trace: bool = False) -> Measured:
         num_steps=1,
         readers=topology.context * topology.pipeline,
     )
-    batches = _batches(plan)
+    batches = batches_of(plan)
     ledger.clear()
     stepper.step(0, batches)
     calls, at_rest = calls_of(ledger), bytes_by_kind(passes.model, optimizer)
@@ -180,7 +181,7 @@ def _parted(calls: Calls) -> tuple[Calls, tuple[int, int]]:
     return even, (count, nbytes)
 
 
-def _batches(plan: Plan) -> list[Batch]:
+def batches_of(plan: Plan) -> list[Batch]:
     """This rank's microbatches: those of its data-parallel place."""
     place, sizes = plan.topology.coordinates(dist.get_rank()).data, plan.batches
     draw = torch.Generator().manual_seed(place)

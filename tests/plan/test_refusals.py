@@ -187,10 +187,17 @@ ROWS: list[tuple[dict[str, Any], str, object, str, str]] = [
     ),
     (
         {"precision": {"compute": "mxfp8"}},
-        "precision.parameter_gather",
+        "precision.compute",
         "mxfp8",
         "model.layers.0.self_attn.q_proj.weight is of 66 x 66; 14 of the 14",
-        "Set it to bf16",
+        "Set precision.parameter_gather to bf16",
+    ),
+    (
+        {"precision": {"compute": "mxfp8", "parameter_gather": "mxfp8"}},
+        "precision.parameter_gather",
+        "mxfp8",
+        "weights travel in it too, in blocks of 32 rows and columns",
+        "Set precision.parameter_gather to bf16",
     ),
     (
         {"precision": {"compute": "fp32", "parameter_gather": "bf16"}},

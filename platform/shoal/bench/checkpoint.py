@@ -6,7 +6,6 @@ its cheapest form: each rank's rows under names of its own, without anything to 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -22,13 +21,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.multiprocessing.spawn import ProcessException, spawn
 
 from shoal.bench.checkpoint_report import CheckpointReport, Round
 from shoal.bench.contenders import our_training, step_of
+from shoal.bench.ranks import run_ranks, small_decoder
 from shoal.checkpoint import BackgroundSaver, Manifest, SaveReport, load, step_name
 from shoal.config import Level
-from shoal.errors import ConfigError, WorkError
+from shoal.errors import ConfigError
 from shoal.fsdp import sharded_parameters, sync_weights
 from shoal.models import DecoderConfig
 
@@ -59,17 +58,11 @@ class CheckpointBenchSetup:
     @property
     def decoder(self) -> DecoderConfig:
         """The dense decoder whose state is saved."""
-        return DecoderConfig.from_hf(
-            {
-                "model_type": "llama",
-                "hidden_size": self.hidden_size,
-                "intermediate_size": self.hidden_size * 11 // 4,
-                "num_hidden_layers": self.num_layers,
-                "num_attention_heads": max(1, self.hidden_size // 64),
-                "vocab_size": self.vocab_size,
-                "max_position_embeddings": self.length,
-                "tie_word_embeddings": False,
-            }
+        return small_decoder(
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            vocab_size=self.vocab_size,
+            context=self.length,
         )
 
 
@@ -84,11 +77,7 @@ def bench_checkpoint(
         raise ConfigError("against", against, "nothing is known by that name", "Use dcp")
     setup = setup or CheckpointBenchSetup()
     with tempfile.TemporaryDirectory(dir=folder, prefix=".bench-checkpoint-") as place:
-        try:
-            spawn(_run_rank, (place, setup), nprocs=setup.ranks)
-        except ProcessException as error:
-            raise WorkError(f"A rank of the benchmark failed: {error}") from error
-        found = json.loads((Path(place) / "times").read_text())
+        found = run_ranks(_time, place, setup, folder=Path(place), ranks=setup.ranks)
     return CheckpointReport(
         num_bytes=found["num_bytes"],
         ranks=setup.ranks,
@@ -96,13 +85,9 @@ def bench_checkpoint(
     )
 
 
-def _run_rank(rank: int, place: str, setup: CheckpointBenchSetup) -> None:
-    """Time everything on one of the ranks; the first rank writes the times."""
-    torch.set_num_threads(1)
+def _time(place: str, setup: CheckpointBenchSetup) -> dict[str, Any]:
+    """Time everything on one of the ranks."""
     warnings.filterwarnings("ignore", module="torch.distributed.*")
-    dist.init_process_group(
-        "gloo", init_method=f"file://{place}/store", rank=rank, world_size=setup.ranks
-    )
     model, optimizer = our_training(setup.decoder, Level.PARAMETERS)
     reports: list[SaveReport] = []
     with BackgroundSaver(
@@ -117,11 +102,7 @@ def _run_rank(rank: int, place: str, setup: CheckpointBenchSetup) -> None:
             reports=reports,
         )
         rounds = [bench.round(turn) for turn in range(setup.rounds + 1)]
-    if rank == 0:
-        found = {"num_bytes": bench.num_bytes, "rounds": rounds[1:]}
-        (Path(place) / "times").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    return {"num_bytes": bench.num_bytes, "rounds": rounds[1:]}
 
 
 class _Bench:

@@ -6,7 +6,6 @@ machine does in a round meets all of them; a ratio is taken within a round and t
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 import time
@@ -15,12 +14,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import ProcessException, spawn
 
 from shoal.bench.contenders import Contender, Step, alone, ddp, fsdp2, ours
+from shoal.bench.ranks import run_ranks, small_decoder
 from shoal.bench.report import BenchCase, BenchReport
 from shoal.config import Level
-from shoal.errors import ConfigError, WorkError
+from shoal.errors import ConfigError
 from shoal.models import DecoderConfig, parameter_shapes
 
 
@@ -44,17 +43,11 @@ class BenchSetup:
     @property
     def decoder(self) -> DecoderConfig:
         """The dense decoder that every contender trains."""
-        return DecoderConfig.from_hf(
-            {
-                "model_type": "llama",
-                "hidden_size": self.hidden_size,
-                "intermediate_size": self.hidden_size * 11 // 4,
-                "num_hidden_layers": self.num_layers,
-                "num_attention_heads": max(1, self.hidden_size // 64),
-                "vocab_size": self.vocab_size,
-                "max_position_embeddings": max(length for _, length in self.shapes),
-                "tie_word_embeddings": False,
-            }
+        return small_decoder(
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            vocab_size=self.vocab_size,
+            context=max(length for _, length in self.shapes),
         )
 
 
@@ -66,11 +59,9 @@ def bench_train(*, against: str = "fsdp2", setup: BenchSetup | None = None) -> B
     setup = setup or BenchSetup()
     pairs = _pairs(against)
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            spawn(_run_rank, (folder, setup, against), nprocs=setup.ranks, daemon=True)
-        except ProcessException as error:
-            raise WorkError(f"A rank of the benchmark failed: {error}") from error
-        times: list[dict[str, list[float]]] = json.loads((Path(folder) / "times").read_text())
+        times: list[dict[str, list[float]]] = run_ranks(
+            _time, setup, against, folder=Path(folder), ranks=setup.ranks
+        )
     cases = [
         BenchCase(
             ours=first.name,
@@ -105,19 +96,11 @@ def _pairs(against: str) -> list[tuple[Contender, Contender]]:
     raise ConfigError("against", against, "nothing is known by that name", "Use fsdp2 or ddp")
 
 
-def _run_rank(rank: int, folder: str, setup: BenchSetup, against: str) -> None:
-    """Time every contender on one of the ranks; the first rank writes the times."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=setup.ranks
-    )
+def _time(setup: BenchSetup, against: str) -> list[dict[str, list[float]]]:
+    """Time every contender on one of the ranks: steps by name, for each shape."""
     contenders = {one.name: one for pair in _pairs(against) for one in (*pair, alone())}
     steps = {name: contender.build(setup.decoder) for name, contender in contenders.items()}
-    times = [_time_shape(steps, setup, *shape) for shape in setup.shapes]
-    if rank == 0:
-        (Path(folder) / "times").write_text(json.dumps(times))
-    dist.barrier()
-    dist.destroy_process_group()
+    return [_time_shape(steps, setup, *shape) for shape in setup.shapes]
 
 
 def _time_shape(

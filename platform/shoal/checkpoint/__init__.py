@@ -1,6 +1,6 @@
 """Checkpoints: saved whole or not at all, and loaded into any layout."""
 
-from shoal.checkpoint.background import BackgroundSaver
+from shoal.checkpoint.background import NUM_BUFFERS, BackgroundSaver
 from shoal.checkpoint.export import export, export_megatron, hf_attachments
 from shoal.checkpoint.failure import OnFailure, SaveReport
 from shoal.checkpoint.load import Loaded, load
@@ -38,6 +38,7 @@ __all__ = [
     "Loaded",
     "Location",
     "Manifest",
+    "NUM_BUFFERS",
     "OnFailure",
     "RunFolder",
     "SaveReport",

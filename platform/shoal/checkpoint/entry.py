@@ -98,7 +98,7 @@ def weight_entries(parameters: Sequence[ShardedParameter]) -> list[Entry]:
             shape=parameter.shape,
             row_start=parameter.row_start,
             local=parameter.local.detach(),
-            rows=_share(index, parameter),
+            rows=share_of(index, parameter),
         )
         for index, parameter in enumerate(parameters)
         if parameter.local.numel()
@@ -182,7 +182,7 @@ def state_entries(
     for index, parameter in enumerate(parameters):
         if not parameter.local.numel():
             continue
-        rows = _share(index, parameter)
+        rows = share_of(index, parameter)
         for name, value in sorted(states.get(parameter.local, {}).items()):
             entries.append(_state_entry(parameter, name, value, rows))
     return entries
@@ -253,8 +253,8 @@ def _state_entry(parameter: ShardedParameter, name: str, value: object, share: s
     )
 
 
-def _share(index: int, parameter: ShardedParameter) -> slice:
-    """Which of its rows here this rank writes: replicas divide the work.
+def share_of(index: int, parameter: ShardedParameter) -> slice:
+    """Which of a parameter's rows here this rank writes: replicas divide the work.
 
     Large parameters are divided by rows and small ones dealt out in turn, the ``index``-th of the
     model to whoever's turn it is, so that no replica has much more than its part and nothing is in

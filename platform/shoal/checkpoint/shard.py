@@ -12,14 +12,14 @@ same state, and saving means to copy values to their places.
 from __future__ import annotations
 
 import io
-import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import lru_cache
+from typing import IO, Any, cast
 
 import torch
-from torch.serialization import get_crc32_options, set_crc32_options
+from torch.serialization import get_crc32_options, set_crc32_options, skip_data
 
 from shoal.checkpoint.entry import Entry
 from shoal.errors import WorkError
@@ -130,14 +130,10 @@ def lay_out(rank: int, entries: Sequence[Entry], blobs: Sequence[Blob]) -> Layou
     placed: list[Placed] = []
     slots: list[Slot] = []
     frames: list[tuple[int, bytes]] = []
-    known: dict[tuple[torch.Size, torch.dtype], tuple[bytes, bytes]] = {}
     end = 0
     for index, entry in enumerate(entries):
         for rows, sizes in _chunks(entry):
-            kind = (sizes, entry.local.dtype)
-            if kind not in known:
-                known[kind] = _frame(*kind)
-            head, tail = known[kind]
+            head, tail = _frame(sizes, entry.local.dtype)
             start = -(-end // ALIGNMENT) * ALIGNMENT
             values = start + len(head)
             tail_start = values + sizes.numel() * entry.local.dtype.itemsize
@@ -241,24 +237,32 @@ def _chunks(entry: Entry) -> Iterator[tuple[slice | None, torch.Size]]:
         yield slice(start, stop), torch.Size([stop - start, *entry.local.shape[1:]])
 
 
+@lru_cache(maxsize=4096)
 def _frame(sizes: torch.Size, dtype: torch.dtype) -> tuple[bytes, bytes]:
     """What ``torch.save`` writes before and after the values of such a tensor."""
-    stream = io.BytesIO()
-    with _without_crc32():
-        torch.save(torch.empty(sizes, dtype=dtype), stream)
-    data = stream.getvalue()
-    start = _values_start(data)
-    return data[:start], data[start + sizes.numel() * dtype.itemsize :]
+    stream = _AroundValues()
+    with _without_crc32(), skip_data():
+        torch.save(torch.empty(sizes, dtype=dtype), cast(IO[bytes], stream))
+    head, tail = stream.parts
+    return bytes(head), bytes(tail)
 
 
-def _values_start(frame: bytes) -> int:
-    """Where the values begin in the zip that a frame is: after the local header of their record."""
-    with zipfile.ZipFile(io.BytesIO(frame)) as archive:
-        records = [each for each in archive.infolist() if each.filename.endswith("/data/0")]
-    header = records[0].header_offset
-    name_length = int.from_bytes(frame[header + 26 : header + 28], "little")
-    extra_length = int.from_bytes(frame[header + 28 : header + 30], "little")
-    return header + 30 + name_length + extra_length
+class _AroundValues(io.RawIOBase):
+    """Takes what ``torch.save`` writes; it leaves values out by going on behind them."""
+
+    def __init__(self) -> None:
+        self.parts = [bytearray()]
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.parts[-1] += data
+        return memoryview(data).nbytes
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.parts.append(bytearray())
+        return offset
 
 
 @contextmanager

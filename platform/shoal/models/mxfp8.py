@@ -108,8 +108,13 @@ def choose_mxfp8(config: DecoderConfig, bf16: Bf16Choice) -> frozenset[str]:
     return chosen
 
 
-def check_quantized_gather(config: DecoderConfig, names: Collection[str]) -> None:
+def check_quantized_gather(
+    config: DecoderConfig, names: Collection[str], *, is_asked_for: bool
+) -> None:
     """Raise ``ConfigError`` unless the parameters ``names`` are whole blocks in both directions.
+
+    ``is_asked_for`` says that ``precision.parameter_gather`` wants them to travel so; else they do
+    by ``precision.compute`` alone, and the error names that.
 
     Inside a product the last block is filled up with zeros; weights on their way have no room for
     them, and a block cannot hold parts of two experts.
@@ -118,13 +123,13 @@ def check_quantized_gather(config: DecoderConfig, names: Collection[str]) -> Non
     if odd:
         kinds = {matrix.name.rpartition(".layers.")[2].partition(".")[2] for matrix in odd}
         raise ConfigError(
-            "precision.parameter_gather",
+            "precision.parameter_gather" if is_asked_for else "precision.compute",
             "mxfp8",
-            f"weights travel in blocks of {BLOCK} rows and columns, and {odd[0].name} is of "
-            f"{odd[0].rows} x {odd[0].columns}; {len(odd)} of the {len(names)} parameters that "
-            "multiply in MXFP8 are no whole blocks",
-            "Set it to bf16, which changes no result, or list in precision.keep_bf16 "
-            + ", ".join(f"*.{kind}" for kind in sorted(kinds)),
+            f"weights travel in it too, in blocks of {BLOCK} rows and columns, and {odd[0].name} "
+            f"is of {odd[0].rows} x {odd[0].columns}; {len(odd)} of the {len(names)} parameters "
+            "that multiply in MXFP8 are no whole blocks",
+            "Set precision.parameter_gather to bf16, which changes no result, or list in "
+            "precision.keep_bf16 " + ", ".join(f"*.{kind}" for kind in sorted(kinds)),
         )
 
 

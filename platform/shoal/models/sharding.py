@@ -82,7 +82,7 @@ def shard_decoder(
     _place_biases(decoder, torch.device(device))
     quantized = []
     if quantized_gather:
-        check_quantized_gather(decoder.config, decoder.mxfp8)
+        check_quantized_gather(decoder.config, decoder.mxfp8, is_asked_for=True)
         quantized = [decoder.get_parameter(name) for name in decoder.mxfp8]
     with fully_shard_context(device, communicators=communicators) as context:
         for unit in decoder_units(decoder.config, decoder.part):

@@ -3,7 +3,7 @@
 from shoal.plan.batches import Batches
 from shoal.plan.held import held_by_rank
 from shoal.plan.machine import Machine
-from shoal.plan.make import make_plan
+from shoal.plan.make import make_plan, plan_rank
 from shoal.plan.memory import BUCKET_ELEMENTS, Kind, RankMemory
 from shoal.plan.model import read_decoder_config
 from shoal.plan.mxfp8 import mxfp8_parameters
@@ -11,6 +11,7 @@ from shoal.plan.plan import Plan
 from shoal.plan.precision import Precision, resolve_device, resolve_precision
 from shoal.plan.rates import GPUS, Rates, gpu_rates
 from shoal.plan.refusals import stages_of, topology_of
+from shoal.plan.saves import Saves
 from shoal.plan.search import Found, search
 from shoal.plan.search_sheets import found_as_dict, search_sheets
 from shoal.plan.sheets import Sheet, bytes_text
@@ -33,6 +34,7 @@ __all__ = [
     "Precision",
     "RankMemory",
     "Rates",
+    "Saves",
     "Sheet",
     "Sizes",
     "StepTime",
@@ -47,6 +49,7 @@ __all__ = [
     "make_plan",
     "mxfp8_parameters",
     "plan_at",
+    "plan_rank",
     "print_plan",
     "print_sheets",
     "read_decoder_config",

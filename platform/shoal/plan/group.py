@@ -171,6 +171,14 @@ class Group:
         """Bytes of the largest parameter's gradient as backward makes it."""
         return max(shape.numel() for shape in self.layout.shapes) * self.formats.compute.itemsize
 
+    def replica(self, place: tuple[int, int]) -> tuple[int, int]:
+        """Which of the ranks with equal main weights is at ``place``, and how many these are."""
+        replica, count = 0, 1
+        for kind, size, number in zip(self.placements.optimizer, self.sizes, place, strict=True):
+            if isinstance(kind, Replicate):
+                replica, count = replica * size + number, count * size
+        return replica, count
+
     def held_rows(self, place: tuple[int, int]) -> Iterator[int]:
         """How many rows of each parameter the rank at ``place`` (outer, inner) holds."""
         sharded = [isinstance(kind, Shard) for kind in self.placements.optimizer]

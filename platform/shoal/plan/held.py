@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
 
 from shoal.config import Config
-from shoal.fsdp import Replicate, Shard, ShardedParameter, Share
-from shoal.models import parameter_shapes, split_decoder
+from shoal.fsdp import Shard, ShardedParameter, Share
+from shoal.models import split_decoder
 from shoal.plan.group import Formats, Group
-from shoal.plan.groups import decoder_groups
+from shoal.plan.groups import decoder_groups, whole_shapes
 from shoal.plan.mxfp8 import mxfp8_parameters
 from shoal.plan.refusals import check_layout, stages_of
 from shoal.topology import Coordinates
@@ -39,45 +39,53 @@ def held_by_rank(config: Config) -> tuple[tuple[ShardedParameter, ...], ...]:
         decoder_groups(decoder, part, config.sharding, topology, _FORMATS, quantized=quantized)
         for part in parts
     ]
-    orders = [list(parameter_shapes(decoder, part)) for part in parts]
     ranks = (topology.coordinates(rank) for rank in range(topology.world_size))
     return tuple(
         tuple(
             parameter
             for chunk in stages.chunks_of(at.pipeline)
-            for parameter in _in_order(orders[chunk], groups[chunk], at, topology.expert)
+            for parameter in _in_order(whole_shapes(decoder), groups[chunk], at, topology.expert)
         )
         for at in ranks
     )
 
 
 def _in_order(
-    order: Sequence[str], groups: Sequence[Group], at: Coordinates, num_shares: int
+    order: Iterable[str], groups: Sequence[Group], at: Coordinates, num_shares: int
 ) -> list[ShardedParameter]:
     """Rows of one part's parameters, in the model's own order."""
-    held = {p.name: p for group in groups for p in _held(group, at, num_shares)}
-    return [held[name] for name in order]
+    held = {p.name: p for group in groups for p in rows_of(group, at, num_shares, torch.float32)}
+    return [held[name] for name in order if name in held]
 
 
-def _held(group: Group, at: Coordinates, num_shares: int) -> Iterator[ShardedParameter]:
-    """Rows of one group's parameters on one rank."""
-    is_expert = group.layers == "expert"
-    place = (at.expert_outer, at.expert_inner) if is_expert else (at.outer, at.inner)
-    share = Share(index=at.expert, count=num_shares) if is_expert else Share()
-    kinds = group.placements.optimizer
-    run = group.layout.run([isinstance(kind, Shard) for kind in kinds], group.sizes, place)
-    replica, num_replicas = 0, 1
-    for kind, size, number in zip(kinds, group.sizes, place, strict=True):
-        if isinstance(kind, Replicate):
-            replica, num_replicas = replica * size + number, num_replicas * size
+def rows_of(
+    group: Group, at: Coordinates, num_shares: int, main_weights: torch.dtype
+) -> Iterator[ShardedParameter]:
+    """Rows of one group's parameters on the rank at ``at``, without memory.
+
+    ``num_shares`` is the number of ranks that share experts.
+    """
+    place = place_of(group, at)
+    share = Share()
+    if group.layers == "expert":
+        share = Share(index=at.expert, count=num_shares)
+    sharded = [isinstance(kind, Shard) for kind in group.placements.optimizer]
+    run = group.layout.run(sharded, group.sizes, place)
+    replica, num_replicas = group.replica(place)
     for index, name in enumerate(group.names):
         part, rows = group.layout.shapes[index], group.layout.rows(index, *run)
+        local = torch.empty(rows.stop - rows.start, *part[1:], dtype=main_weights, device="meta")
         yield ShardedParameter(
             names=(name,),
             shape=share.whole(part),
             row_start=share.first_row(part) + rows.start,
-            local=nn.Parameter(torch.empty(rows.stop - rows.start, *part[1:], device="meta")),
+            local=nn.Parameter(local),
             primary=not group.is_copy and replica == 0,
             replica=replica,
             num_replicas=1 if group.is_copy else num_replicas,
         )
+
+
+def place_of(group: Group, at: Coordinates) -> tuple[int, int]:
+    """Where the rank at ``at`` stands on the axes by which a group is sharded."""
+    return (at.outer, at.inner) if group.layers == "dense" else (at.expert_outer, at.expert_inner)

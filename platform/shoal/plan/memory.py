@@ -1,7 +1,8 @@
 """Bytes that each rank needs, by kind.
 
-At rest, between two steps, stand the buffers of every group (``Group``) and the moments. In a step
-come on top, as far as they exist at its fullest moment (``shoal.plan.moments``):
+At rest, between two steps, stand the flat buffers of every group (``Group``), the moments, and the
+biases that choose experts, which are buffers of their layers. In a step come on top, as far as they
+exist at its fullest moment (``shoal.plan.moments``):
 
     whole weights   those of a unit in use, of the units around it, and of the next one on its way
     contributions   what backward makes, full size in the compute format: of the same units, one
@@ -25,6 +26,7 @@ from enum import StrEnum
 import torch
 
 from shoal.config import OptimizerSettings
+from shoal.models import DecoderConfig
 from shoal.ops import eight_bit
 from shoal.plan.activations import FP32_BYTES
 from shoal.plan.group import Group
@@ -45,6 +47,7 @@ class Kind(StrEnum):
     COMPUTE_WEIGHTS = "compute_weights"
     GRADIENTS = "gradients"
     MOMENTS = "moments"
+    BUFFERS = "buffers"
     WHOLE_WEIGHTS = "whole_weights"
     CONTRIBUTIONS = "contributions"
     ACCUMULATION = "accumulation"
@@ -54,7 +57,13 @@ class Kind(StrEnum):
     UPDATE = "update"
 
 
-AT_REST = (Kind.MAIN_WEIGHTS, Kind.COMPUTE_WEIGHTS, Kind.GRADIENTS, Kind.MOMENTS)
+AT_REST = (
+    Kind.MAIN_WEIGHTS,
+    Kind.COMPUTE_WEIGHTS,
+    Kind.GRADIENTS,
+    Kind.MOMENTS,
+    Kind.BUFFERS,
+)
 """Kinds that stay between steps."""
 
 IN_A_STEP = tuple(kind for kind in Kind if kind not in AT_REST)
@@ -84,32 +93,48 @@ def moment_bytes(
     groups: Sequence[Group],
     places: dict[str, tuple[int, int]],
     optimizer: OptimizerSettings,
-    moments: torch.dtype,
+    precision: Precision,
 ) -> int:
     """Bytes of the optimizer's state on the rank that stands at ``places`` (by kind of layer).
 
-    AdamW has two moments of ``moments``, Muon one of each matrix inside a layer, SGD with momentum
-    one of the main weights' format. Step counters, one number a parameter, are not counted.
+    Step counters, one number a parameter, are not counted.
     """
-    is_sgd = optimizer.kind == "sgd"
-    dtype = groups[0].formats.main_weights if is_sgd else moments
     total = 0
     for group in groups:
-        held = zip(group.layout.shapes, group.held_rows(places[group.layers]), strict=True)
-        for index, (shape, num_rows) in enumerate(held):
-            count = 1 if is_sgd or index in group.hidden else 2
-            total += count * num_rows * _row_bytes(shape, dtype)
-    return 0 if is_sgd and not optimizer.momentum else total
+        for index, num_rows in enumerate(group.held_rows(places[group.layers])):
+            kinds = state_rows(group, index, optimizer, precision)
+            total += num_rows * sum(row.numel() * dtype.itemsize for row, dtype in kinds)
+    return total
 
 
-def _row_bytes(shape: torch.Size, dtype: torch.dtype) -> int:
-    """Bytes of one row of a moment; in 8 bits with its scales, in fp32, or all in fp32."""
-    width = shape[1:].numel()
-    if dtype != torch.uint8:
-        return width * dtype.itemsize
-    if not eight_bit.is_quantized(shape):
-        return width * FP32_BYTES
-    return width + eight_bit.num_blocks(shape) * FP32_BYTES
+def state_rows(
+    group: Group, index: int, optimizer: OptimizerSettings, precision: Precision
+) -> list[tuple[torch.Size, torch.dtype]]:
+    """Shape and format of what an optimizer keeps of each row of a group's parameter.
+
+    AdamW has two moments of the moments' format, Muon one of each matrix inside a layer, SGD with
+    momentum one of the main weights' format. In 8 bits scales come beside them, in fp32; narrow
+    rows are all in fp32.
+    """
+    shape, dtype = group.layout.shapes[index], precision.moments
+    row = shape[1:]
+    if optimizer.kind == "sgd":
+        return [(row, precision.main_weights)] * bool(optimizer.momentum_or_default)
+    kept = [(row, dtype)]
+    if dtype is torch.uint8:
+        scales = torch.Size([eight_bit.num_blocks(shape)])
+        kept = [(row, torch.float32)]
+        if eight_bit.is_quantized(shape):
+            kept = [(row, dtype), (scales, torch.float32)]
+    return kept * (1 if index in group.hidden else 2)
+
+
+def bias_bytes(decoder: DecoderConfig) -> int:
+    """Bytes of a sparse layer's bias that takes part in choosing experts; 0 in families without."""
+    experts = decoder.experts
+    if experts is None or not experts.selection_bias:
+        return 0
+    return experts.num_experts * FP32_BYTES
 
 
 def update_bytes(

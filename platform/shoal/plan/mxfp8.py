@@ -33,7 +33,7 @@ def mxfp8_parameters(config: Config, decoder: DecoderConfig) -> frozenset[str]:
     )
     chosen = choose_mxfp8(decoder, bf16)
     if settings.parameter_gather != "bf16":
-        check_quantized_gather(decoder, chosen)
+        check_quantized_gather(decoder, chosen, is_asked_for=settings.parameter_gather is not None)
     return chosen
 
 

@@ -11,6 +11,7 @@ from shoal.plan.links import LinkClass, link_of, sent_by_link
 from shoal.plan.memory import AT_REST, RankMemory
 from shoal.plan.precision import Precision
 from shoal.plan.rates import Rates
+from shoal.plan.saves import Saves
 from shoal.plan.step_time import StepTime
 from shoal.plan.traffic import Traffic
 from shoal.topology import Axis, Topology
@@ -49,6 +50,9 @@ class Plan:
     memory: tuple[RankMemory, ...]
     """Bytes of every rank, by rank."""
 
+    saves: Saves | None
+    """What checkpoints take; None in the plans that a search compares."""
+
     traffic: tuple[Traffic, ...]
     """Collectives and messages of one step, the same on every rank of a stage."""
 
@@ -79,6 +83,12 @@ class Plan:
             sent_by_link((one for one in self.traffic if one.stream.stage == stage), self.topology)
             for stage in range(self.topology.pipeline)
         )
+
+    @property
+    def domains(self) -> tuple[range, ...]:
+        """The ranks of each domain of fast links."""
+        size = self.topology.domain
+        return tuple(range(first, first + size) for first in range(0, len(self.memory), size))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -111,6 +121,7 @@ class Plan:
                 }
                 for memory in self.memory
             ],
+            "checkpoint": None if self.saves is None else self._checkpoint(self.saves),
             "time": None
             if self.time is None or self.rates is None
             else {**self.time.as_dict(), "rates": self.rates.as_dict()},
@@ -125,5 +136,19 @@ class Plan:
                     "sent_bytes": traffic.sent_bytes,
                 }
                 for traffic in self.traffic
+            ],
+        }
+
+    def _checkpoint(self, saves: Saves) -> dict[str, Any]:
+        return {
+            "bytes": saves.num_bytes,
+            "copies": saves.num_copies,
+            "ranks": [
+                {"rank": rank, "bytes": size, "copy_bytes": saves.copy_bytes([rank])}
+                for rank, size in enumerate(saves.file_bytes)
+            ],
+            "domains": [
+                {"domain": number, "copy_bytes": saves.copy_bytes(ranks)}
+                for number, ranks in enumerate(self.domains)
             ],
         }

@@ -190,7 +190,7 @@ def _peak_bytes(stage: StagePlan) -> int:
     """Bytes of the stage's first rank at the fullest moment."""
     places = {"dense": (0, 0), "expert": (0, 0)}
     moments = sum(
-        count * moment_bytes((group,), places, stage.optimizer, stage.precision.moments)
+        count * moment_bytes((group,), places, stage.optimizer, stage.precision)
         for group, count in counted(stage.every_group)
     )
     return sum(stage.num_bytes.values()) + moments

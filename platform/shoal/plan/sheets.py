@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoal.plan.links import LinkClass, link_of
-from shoal.plan.memory import AT_REST, IN_A_STEP
+from shoal.plan.memory import AT_REST, IN_A_STEP, Kind
 from shoal.plan.plan import Plan
+from shoal.plan.saves import Saves
 from shoal.topology import Axis
 
 MOST_ROWS = 64
@@ -55,6 +56,8 @@ def sheets(plan: Plan) -> Iterator[Sheet]:
         yield _stages(plan)
     yield _ranks(plan)
     yield memory_sheet(plan)
+    if plan.saves is not None:
+        yield _checkpoints(plan, plan.saves)
     yield _traffic(plan)
     if plan.time is not None:
         yield time_sheet(plan)
@@ -141,19 +144,23 @@ def _axes(plan: Plan) -> list[Axis]:
 
 def _ranks(plan: Plan) -> Sheet:
     axes = [axis for axis in _axes(plan) if plan.topology.size(axis) > 1]
+    copied = plan.saves if plan.saves is not None and plan.saves.num_copies else None
     rows = []
     for memory in plan.memory[:MOST_ROWS]:
         at = plan.topology.coordinates(memory.rank)
         places = [str(at.along(axis)) for axis in axes]
         sizes = [bytes_text(memory.at_rest), bytes_text(memory.peak)]
+        if copied is not None:
+            sizes.append(bytes_text(copied.copy_bytes([memory.rank])))
         rows.append((str(memory.rank), str(at.domain), *places, *sizes))
     left = len(plan.memory) - len(rows)
-    header = ("rank", "domain", *(axis.value.replace("_", " ") for axis in axes))
+    words = [axis.value.replace("_", " ") for axis in axes]
+    header = ("rank", "domain", *words, "at rest", "at peak", *(["copies"] * bool(copied)))
     return Sheet(
         title="Ranks",
-        header=(*header, "at rest", "at peak"),
+        header=header,
         rows=tuple(rows),
-        numeric=frozenset(range(len(header) + 2)),
+        numeric=frozenset(range(len(header))),
         note=f"{left} more ranks; --json lists them all" if left else "",
     )
 
@@ -162,8 +169,9 @@ def memory_sheet(plan: Plan) -> Sheet:
     """What the fullest rank's bytes are for."""
     fullest, rows = plan.fullest, []
     for kind in (*AT_REST, *IN_A_STEP):
-        when = "at rest" if kind in AT_REST else "in a step"
-        rows.append((kind.value.replace("_", " "), when, bytes_text(fullest.num_bytes[kind])))
+        when, size = "at rest" if kind in AT_REST else "in a step", fullest.num_bytes[kind]
+        if size or kind is not Kind.BUFFERS:  # which few models have
+            rows.append((kind.value.replace("_", " "), when, bytes_text(size)))
     rows.append(("sum at rest", "", bytes_text(fullest.at_rest)))
     rows.append(("sum at peak", "", bytes_text(fullest.peak)))
     return Sheet(
@@ -172,6 +180,43 @@ def memory_sheet(plan: Plan) -> Sheet:
         rows=tuple(rows),
         numeric=frozenset({2}),
         note="What libraries and allocators keep for themselves comes on top.",
+    )
+
+
+def _checkpoints(plan: Plan, saves: Saves) -> Sheet:
+    """What a save writes, and the copies that it writes from."""
+    fullest = max(range(len(saves.file_bytes)), key=saves.file_bytes.__getitem__)
+    rows = [
+        ("a checkpoint", "on disk", bytes_text(saves.num_bytes)),
+        (
+            f"the file of rank {fullest}, the largest",
+            "on disk",
+            bytes_text(saves.file_bytes[fullest]),
+        ),
+    ]
+    note = "Saves wait for the disk: checkpoint.asynchronous is false."
+    if saves.num_copies:
+        node = max(map(saves.copy_bytes, plan.domains))
+        rows.append(
+            (f"copies of rank {fullest}", "in memory", bytes_text(saves.copy_bytes([fullest])))
+        )
+        rows.append(
+            (
+                f"copies of the {plan.topology.domain} ranks of a domain",
+                "in memory",
+                bytes_text(node),
+            )
+        )
+        note = (
+            f"{saves.num_copies} copies each, in the host's memory whatever the size of /dev/shm; "
+            "none with checkpoint.asynchronous=false."
+        )
+    return Sheet(
+        title="Checkpoints",
+        header=("what", "where", "bytes"),
+        rows=tuple(rows),
+        numeric=frozenset({2}),
+        note=note,
     )
 
 

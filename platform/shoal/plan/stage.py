@@ -17,7 +17,7 @@ from shoal.plan.batches import Batches
 from shoal.plan.context import ContextPlan
 from shoal.plan.group import Formats, Group, counted
 from shoal.plan.groups import decoder_groups, hidden_matrices
-from shoal.plan.memory import Kind, update_bytes
+from shoal.plan.memory import Kind, bias_bytes, update_bytes
 from shoal.plan.messages import boundary_sizes, stage_messages, tied_message
 from shoal.plan.moments import Moment, PartMemory
 from shoal.plan.mxfp8 import Scratch
@@ -68,6 +68,7 @@ class StagePlan:
             Kind.MAIN_WEIGHTS: sum(n * group.main_weight_bytes for group, n in groups),
             Kind.COMPUTE_WEIGHTS: sum(n * group.compute_weight_bytes for group, n in groups),
             Kind.GRADIENTS: sum(n * group.gradient_bytes for group, n in groups),
+            Kind.BUFFERS: self._num_sparse * bias_bytes(self.decoder),
         }
         fullest = max(self._moments(), key=lambda moment: sum(moment.values()))
         return {**none, **at_rest, **fullest}

@@ -27,6 +27,7 @@ _COLORS = {
     Kind.COMPUTE_WEIGHTS: "#2e86c1",
     Kind.GRADIENTS: "#17a589",
     Kind.MOMENTS: "#7d3c98",
+    Kind.BUFFERS: "#5d6d7e",
     Kind.WHOLE_WEIGHTS: "#85c1e9",
     Kind.CONTRIBUTIONS: "#76d7c4",
     Kind.ACCUMULATION: "#a2d9ce",

@@ -48,6 +48,7 @@ from shoal.training.guard import Guard, Recovery, SpoiledStep
 from shoal.training.job import TrainJob, TrainResult
 from shoal.training.metrics import MetricsWriter, StepMetrics
 from shoal.training.process import device_of, kernel_settings, seed_rank
+from shoal.training.room import check_room
 from shoal.training.start import starting_point
 from shoal.training.step import Stepper
 
@@ -74,12 +75,14 @@ def train(
     ``on_step`` is called after each step, on every rank with its own times. ``is_told`` is asked
     before each step: once it is true on any rank, all of them make that step, save it and end, and
     the result ``is_cut``. Raises WorkError where the loss is not finite, a checkpoint or the disk
-    fails or a peer is lost, and ConfigError where a checkpoint does not fit the configuration.
+    fails or a peer is lost, and ConfigError where a checkpoint does not fit the configuration or
+    the memory of a host does not do.
     """
     config = job.config
     with kernel_settings(
         threads=config.cluster.threads_per_worker, deterministic=config.train.deterministic
     ):
+        check_room(job)
         return _Run.build(job).train(on_step, is_told)
 
 
