@@ -15,9 +15,7 @@ from typing import Any
 from torch.distributed import DistError
 
 from shoal.errors import ConfigError, PeerLost, ShoalError, Unavailable, WorkError
-
-PROCESS_DIED = "ProcessDied"
-"""``kind`` of a report on a rank that could not report itself."""
+from shoal_actors.train.death import PROCESS_DIED, death_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +26,7 @@ class FailureReport:
     """The rank that failed; None where a worker failed before it had one."""
 
     kind: str
-    """The exception's class."""
+    """The exception's class, or how a rank ended that raised none."""
 
     message: str
     """The exception's message."""
@@ -139,14 +137,13 @@ def not_started(error: BaseException) -> FailureReport:
 def _as_rank_failed(rank: int, error: BaseException) -> RankFailed:
     if isinstance(error, RankFailed):
         return error
-    # Ray's own error: the process did not answer, so it could not describe itself. Ray wraps the
-    # actor's death, whose text tells the circumstances, in a failed health check.
+    death = death_of(error)  # Ray's own error: the process could not describe itself
     return RankFailed(
         FailureReport(
             rank=rank,
-            kind=PROCESS_DIED,
-            message="it was killed, ran out of memory or crashed, or its node was lost",
-            traceback=f"{getattr(error, 'health_check_failure', error)}\n",
+            kind=death.kind,
+            message=death.message,
+            traceback=f"{death.details}\n",
             is_consequence=False,
             is_final=False,
         )
