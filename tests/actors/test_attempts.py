@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shoal.errors import ConfigError, WorkError
-from shoal.training import EventReader, MetricsWriter, StepMetrics, TrainResult
+from shoal.errors import ConfigError, EndedEarly, WorkError
+from shoal.training import (
+    EventKind,
+    EventReader,
+    MetricsWriter,
+    StepMetrics,
+    TrainResult,
+    append_event,
+)
 from shoal_actors.driver import Cluster
 from shoal_actors.train.attempts import Attempts
 from shoal_actors.train.cut import Cut
 from shoal_actors.train.failure import AttemptFailed, FailureReport
 from shoal_actors.train.gang import NoRoom
 from shoal_actors.train.growth import Growth
+from shoal_actors.train.leaving import Departure, LeavingWatch
 from shoal_actors.train.room import Room
 from tests.training.tiny import make_config
 
@@ -98,7 +107,9 @@ def _run(
         folder=folder,
         attempt=attempt,
         room=places.room(*sizes),
+        leaving=partial(LeavingWatch, folder, own="head", ask=dict),
         introduce=introduced.append,
+        pause=lambda seconds: None,
     ).run()
     assert next(left, None) is None
     assert introduced == [size for size, _ in groupby(made)]
@@ -153,6 +164,75 @@ def test_a_run_is_given_up(tmp_path: Path) -> None:
     refusal = ConfigError("a.b", 1, "too small", "Give 2")
     with pytest.raises(ConfigError, match=r"a\.b"):
         _run(tmp_path, places, [(_failed(refusal=refusal), 1)])
+
+
+@dataclass
+class Departures:
+    """A cluster of which, in each attempt, some node is to leave before it ends."""
+
+    folder: Path
+    script: list[tuple[str | None, TrainResult | Exception]]
+    """The node of each attempt, if any, and how it ends."""
+    pauses: list[float] = field(default_factory=list)
+
+    def run(self, **cluster: Any) -> TrainResult:
+        """Attempts whose only rank is on the node ``here``."""
+        return Attempts(
+            config=make_config(self.folder, cluster=cluster, train={"steps": 9}),
+            folder=self.folder,
+            attempt=self.attempt,
+            room=Places([1]).room(1),
+            leaving=self.watch,
+            introduce=lambda size: None,
+            pause=self.pauses.append,
+        ).run()
+
+    def watch(self, on_departure: Callable[[Departure], None]) -> LeavingWatch:
+        self.last = LeavingWatch(self.folder, own="head", ask=dict, on_departure=on_departure)
+        return self.last
+
+    def attempt(self, size: int, cut: Cut) -> TrainResult:
+        node, outcome = self.script.pop(0)
+        append_event(self.folder, EventKind.START, workers=[{"rank": 0, "node": "here"}])
+        if node is not None:
+            self.last.look({node: 0}, now=0.0)
+            assert cut.is_ordered
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+def test_what_fails_on_a_node_that_is_to_leave_is_not_counted(
+    tmp_path: Path, ray_session: Cluster
+) -> None:
+    departures = Departures(
+        tmp_path, [("here", _failed()), ("here", _failed()), ("here", CUT), (None, ENDED)]
+    )
+    assert departures.run(max_failures=0) is ENDED
+    assert departures.pauses == [0.0, 0.0]
+    events = [event for event in EventReader(tmp_path).poll() if event["event"] != "start"]
+    assert [event["event"] for event in events] == [
+        *("notice", "failure"),
+        *("notice", "failure"),
+        "notice",
+    ]
+    assert events[0]["cause"] == "node here of ranks 0 is to leave the cluster"
+
+
+@pytest.mark.parametrize("outcome", [CUT, _failed()])
+def test_a_run_ends_early_where_the_driver_s_node_is_to_leave(
+    tmp_path: Path, ray_session: Cluster, outcome: TrainResult | Exception
+) -> None:
+    with pytest.raises(EndedEarly, match="node head of the driver is to leave the cluster"):
+        Departures(tmp_path, [("head", outcome)]).run(max_failures=0)
+
+
+def test_a_run_pauses_longer_after_each_failure_in_one_place(tmp_path: Path) -> None:
+    departures = Departures(tmp_path, [(None, _failed())] * 4 + [(None, ENDED)])
+    departures.run(max_failures=4)
+    assert departures.pauses == [0.0, 2.0, 4.0, 8.0]
+    failures = [e for e in EventReader(tmp_path).poll() if e["event"] == "failure"]
+    assert [failure["in_a_row"] for failure in failures] == [1, 2, 3, 4]
 
 
 def _metrics(step: int) -> StepMetrics:

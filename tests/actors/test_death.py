@@ -49,11 +49,25 @@ LEFT = common_pb2.NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED
 def test_a_worker_that_is_missed_is_judged_once_the_cluster_knows(
     cause: Any, kind: str, words: str
 ) -> None:
-    entries = iter([{"State": "ALIVE"}, {"State": "DEAD", "DeathCause": cause}])
+    alive = {"State": "ALIVE", "Address": {"NodeID": "n"}}
+    entries = iter([alive, alive, {"State": "DEAD", "DeathCause": cause}])
     missed = ActorUnavailableError("Socket closed", ACTOR)
-    death = death_of(WorkerHealthCheckFailedError("no", missed), lambda actor_id: next(entries))
+    death = death_of(
+        WorkerHealthCheckFailedError("no", missed),
+        look_up=lambda actor_id: next(entries),
+        loss_of=lambda node_id: None,
+    )
     assert death.kind == kind and words in death.message
     assert death.details and next(entries, None) is None
+
+
+def test_a_worker_on_a_node_that_does_not_answer_is_lost_with_it() -> None:
+    death = death_of(
+        ActorUnavailableError("Socket closed", ACTOR),
+        look_up=lambda actor_id: {"State": "ALIVE", "Address": {"NodeID": "n"}},
+        loss_of=lambda node_id: f"{node_id} is gone",
+    )
+    assert (death.kind, death.message) == ("NodeLost", "its node was lost: n is gone")
 
 
 def test_what_an_error_says_itself_is_not_looked_up() -> None:

@@ -62,7 +62,7 @@ def test_the_first_failure_is_told_when_the_budget_is_spent() -> None:
     reports = [_raised(error).report for error in (ValueError("first"), BROKEN, BROKEN)]
     text = last_word(reports[-1], [report.as_record() for report in reports], 2, Path("logs"))
     assert text.startswith("Traceback")
-    assert "The run failed 3 times (cluster.max_failures = 2)" in text
+    assert "The run failed 3 times without a new checkpoint (cluster.max_failures = 2)" in text
     assert "first so: Rank 3 failed. ValueError: first" in text
 
 

@@ -26,7 +26,13 @@ def test_only_what_this_command_does_is_shown(tmp_path: Path) -> None:
         refusal = {"step": 3, "cause": "the loss is nan", "goes_on_from": 2, "num_skipped": 4}
         append_event(tmp_path, EventKind.SPOILED, **refusal)
         failure = {"rank": 1, "kind": "ValueError", "message": "[x]"}
-        append_event(tmp_path, EventKind.FAILURE, is_final=False, **failure)
+        append_event(
+            tmp_path, EventKind.FAILURE, is_final=False, **failure, in_a_row=1, pause_seconds=0.0
+        )
+        append_event(
+            tmp_path, EventKind.FAILURE, is_final=False, **failure, in_a_row=2, pause_seconds=4.0
+        )
+        append_event(tmp_path, EventKind.NOTICE, cause="SIGTERM to rank 1")
         append_event(tmp_path, EventKind.SAVE, step=2, num_bytes=12345)
         append_event(tmp_path, EventKind.FAILURE, is_final=True, **failure)
     lines = output.getvalue().splitlines()
@@ -35,7 +41,10 @@ def test_only_what_this_command_does_is_shown(tmp_path: Path) -> None:
         "Going on from step 1 (checkpoints/step-00000001)",
         "Rank 1 is late: last seen at sea",
         "Step 3 was refused: the loss is nan. Going on from step 2 without 4 sequences",
-        "Rank 1 failed. ValueError: [x] (failure 1; 2 are recovered from)",
+        "Rank 1 failed. ValueError: [x] (1 in a row; 2 are recovered from)",
+        "Rank 1 failed. ValueError: [x] (2 in a row; 2 are recovered from;"
+        " the next attempt begins in 4 s)",
+        "Told to end: SIGTERM to rank 1",
         "Saved step 2: 12,345 bytes",
     ]
     assert [line for line in lines if line.startswith("step")] == [

@@ -84,7 +84,7 @@ def _run(folder: Path, deed: Callable[[], None], gang: Gang | None = None) -> li
         gang or _gang(),
         folder=folder / "ray",
         logs=folder,
-        before_termination=lambda: None,
+        on_termination=lambda name: 0.0,
     )
 
 
@@ -97,51 +97,40 @@ def _failure(folder: Path, deed: Callable[[], None], gang: Gang | None = None) -
 
 
 def test_every_way_to_lose_a_rank_is_told(tmp_path: Path, ray_session: Cluster) -> None:
-    assert _run(tmp_path, _nothing) == [4, 1, 0]
-    raised = _failure(tmp_path, _raise).report
-    assert (raised.rank, raised.kind, raised.message) == (1, "RuntimeError", "scripted")
-    assert "in _raise" in raised.traceback
+    refused = _failure(tmp_path, _refuse)
+    assert refused.refusal is not None and "in _refuse" in refused.report.traceback
     killed = _failure(tmp_path, _kill).report
     assert (killed.rank, killed.kind) == (1, "ProcessDied")
     # A stopped process says nothing; its peer waited in vain, and its last sign tells where it is.
     stopped = _failure(tmp_path, _stop).report
     assert (stopped.rank, stopped.kind) == (1, SILENT)
     assert "in _stop" in stopped.traceback
-    assert _failure(tmp_path, _refuse).refusal is not None
-
-
-def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path: Path, ray_session: Cluster) -> None:
-    # The stopped one does not answer, long before its peer gives up; the other one does answer.
-    gang = _gang(timeout_s=14, silence_s=8)
-    stopped = _failure(tmp_path, _stop, gang).report
-    assert (stopped.rank, stopped.kind) == (1, SILENT)
-    assert "in _stop" in stopped.traceback
     assert "gives no sign any more; last seen before its first step, in _stop (" in stopped.message
-    late = _failure(tmp_path, _dawdle, gang).report
+    late = _failure(tmp_path, _dawdle).report
     assert (late.rank, late.kind) == (1, LATE)
     assert "in _dawdle" in late.traceback
 
 
 def _idle(folder: Path) -> None:
-    """Runs until it is ended."""
+    """Runs until it is told to end."""
     (folder / f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
-    while True:
+    while not (folder / "end").exists():
         time.sleep(0.05)
+    (folder / f"ended-{dist.get_rank()}").touch()
 
 
-def test_workers_still_run_while_a_termination_is_prepared(
-    tmp_path: Path, ray_session: Cluster
-) -> None:
-    gang = _gang()
-    alive: list[bool] = []
-
-    def processes() -> list[Path]:
-        return [Path("/proc") / note.read_text() for note in tmp_path.glob("pid-*")]
+def test_workers_end_by_themselves_at_a_termination(tmp_path: Path, ray_session: Cluster) -> None:
+    names: list[str] = []
 
     def terminate() -> None:
-        while len(processes()) < 2:
+        while len(list(tmp_path.glob("pid-*"))) < 2:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def tell(name: str) -> float:
+        names.append(name)
+        (tmp_path / "end").touch()
+        return 60.0
 
     timer = threading.Thread(target=terminate)
     timer.start()
@@ -149,14 +138,15 @@ def test_workers_still_run_while_a_termination_is_prepared(
         run_gang(
             _idle,
             tmp_path,
-            gang,
+            _gang(),
             folder=tmp_path / "ray",
             logs=tmp_path,
-            before_termination=lambda: alive.extend(path.exists() for path in processes()),
+            on_termination=tell,
         )
     timer.join()
-    assert alive == [True, True]
+    assert names == ["SIGTERM"]
+    assert len(list(tmp_path.glob("ended-*"))) == 2
     deadline = time.monotonic() + 20
-    while any(path.exists() for path in processes()):
+    while any(Path("/proc", note.read_text()).exists() for note in tmp_path.glob("pid-*")):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -65,20 +65,23 @@ def test_a_run_survives_everything_bit_for_bit(tmp_path: Path, ranks: RankPool) 
         workers = next(e["workers"] for e in EventReader(folder).poll() if e["event"] == "start")
         os.kill(workers[1]["pid"], signal.SIGKILL)
 
-        # Ctrl-C in the second attempt ends everything.
+        # SIGTERM in the second attempt: the next step is saved, whichever it is.
         first.wait_for(lambda: _events(folder).count("start") == 2)
         first.wait_for(lambda: _reached(folder, 50))
-        first.interrupt()
-        assert first.wait() == 130, first.output
+        first.terminate()
+        assert first.wait() == 3, first.output
         assert first.left_running() == []
         assert "Rank 1 failed. ProcessDied" in first.output
+        assert "Told to end: SIGTERM to the command" in first.output
         assert not any(word in first.output for word in ("ray", "Ray", "Traceback"))
+        saved = newest(folder / "checkpoints")
+        assert saved is not None and saved.number == _steps(folder)[-1]
 
     with ShoalProcess(command, tmp_path) as second:
-        # A terminal that is closed, like SIGTERM, counts as ended early, also before workers run.
-        second.wait_for(lambda: "parameters on 2 cpu workers" in second.output)
-        second.hang_up()
-        assert second.wait() == 3, second.output
+        # Ctrl-C ends everything at once.
+        second.wait_for(lambda: "Going on from step" in second.output)
+        second.interrupt()
+        assert second.wait() == 130, second.output
         assert second.left_running() == []
 
     with ShoalProcess(command, tmp_path) as last:
@@ -88,5 +91,6 @@ def test_a_run_survives_everything_bit_for_bit(tmp_path: Path, ranks: RankPool) 
     assert _content(folder) == _content(tmp_path / "runs" / "calm")
     events = _events(folder)
     assert events.count("failure") == 1
-    assert events.count("resume") == 2
+    assert events.count("resume") == 3
+    assert events.count("notice") == 1
     assert events[-1] == "end"

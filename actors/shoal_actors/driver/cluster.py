@@ -96,6 +96,19 @@ class Cluster:
         """How many workers of these resources fit right now, beside what runs already."""
         return sum(num_fitting(node, worker) for node in self.free)
 
+    @property
+    def own_node(self) -> str:
+        """The id of the node that this process is on."""
+        node: str = ray.get_runtime_context().get_node_id()
+        return node
+
+    def leaving(self) -> dict[str, int]:
+        """Nodes that are to leave, by id, each with the time when it is gone.
+
+        In milliseconds since 1970; 0 where none was said.
+        """
+        return _leaving()
+
     def now(self) -> Cluster:
         """The same cluster as it is now."""
         return _survey(is_own=self.is_own)
@@ -190,8 +203,7 @@ def _probe(address: str) -> None:
 
 
 def _survey(*, is_own: bool) -> Cluster:
-    state = ray._private.state.state
-    leaving = state.get_draining_nodes()
+    state, leaving = ray._private.state.state, _leaving()
     nodes = {
         node["NodeID"]: node["Resources"]
         for node in ray.nodes()
@@ -204,6 +216,11 @@ def _survey(*, is_own: bool) -> Cluster:
         free=tuple(free.get(name, {}) for name in nodes),
         limit=state.get_max_resources_from_cluster_config(),
     )
+
+
+def _leaving() -> dict[str, int]:
+    nodes: dict[str, int] = ray._private.state.state.get_draining_nodes()
+    return nodes
 
 
 def source_roots() -> list[str]:

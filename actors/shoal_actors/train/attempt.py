@@ -7,19 +7,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from shoal.checkpoint import await_saves
 from shoal.errors import WorkError
 from shoal.plan import at_size
-from shoal.training import EventKind, TrainJob, TrainResult, append_event
+from shoal.training import EventKind, EventReader, TrainJob, TrainResult, append_event
 from shoal_actors.train.cut import Cut
 from shoal_actors.train.gang import Gang, run_gang
 from shoal_actors.train.hang import where
 from shoal_actors.train.lookout import Lookout
 from shoal_actors.train.pulse import Sign
 from shoal_actors.train.worker import LOGS_FOLDER, work
-
-DRAIN_TIMEOUT_S = 20.0
-"""How long a run that is told to end waits for the saves under way: Kubernetes gives 30 seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +43,8 @@ class Attempt:
             patience_s=self.job.config.cluster.straggler_s,
             on_straggler=partial(_note_straggler, folder),
         )
+        events = EventReader(folder)
+        events.poll()  # those of earlier attempts
         with lookout, cut:
             return run_gang(
                 partial(work, cut=cut),
@@ -54,10 +52,16 @@ class Attempt:
                 replace(self.gang, num_workers=size),
                 folder=logs / "ray",
                 logs=logs,
-                before_termination=partial(
-                    await_saves, self.job.folder.checkpoints, timeout_s=DRAIN_TIMEOUT_S
-                ),
+                on_termination=partial(self._save_at_once, cut, events),
             )
+
+    def _save_at_once(self, cut: Cut, events: EventReader, signal_name: str) -> float:
+        """Tell the ranks to save and to end, if they have begun; the seconds that they have."""
+        if all(event["event"] != EventKind.START for event in events.poll()):
+            return 0.0
+        append_event(self.job.folder.path, EventKind.NOTICE, cause=f"{signal_name} to the command")
+        cut.order()
+        return self.job.config.cluster.notice_s
 
 
 def _note_straggler(folder: Path, sign: Sign, waited_s: float) -> None:

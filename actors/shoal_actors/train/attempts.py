@@ -2,28 +2,34 @@
 
     room for a size? ──► attempt: a gang of that size, from the newest checkpoint
           ▲                  ├─ failed ──► once too often? yes ──► the run has failed
-          ├──────────────────│───────────────── no
-          ├──────────────────┤ stopped after a saved step, as there is room for more workers
+          ├──── pause ◄──────│───────────────── no
+          ├──────────────────┤ stopped after a saved step: there is room for more workers, a
+          │                  │    node of theirs is to leave, or one was told to end
           │                  └─ ended ──► the run's result
 
-A size that changes, a failure and a wait are events of the run's folder, which the user is shown.
+A size that changes, a failure, a notice and a wait are events of the run's folder, which the user
+is shown. What fails on a node that was to leave is no failure of the run.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shoal.config import Config
-from shoal.errors import WorkError
-from shoal.training import EventKind, TrainResult, append_event
+from shoal.errors import EndedEarly, WorkError
+from shoal.training import EventKind, EventReader, TrainResult, append_event
+from shoal_actors.train.budget import Budget
 from shoal_actors.train.cut import Cut
 from shoal_actors.train.failure import AttemptFailed, last_word
 from shoal_actors.train.gang import NoRoom
 from shoal_actors.train.growth import Growth
+from shoal_actors.train.leaving import Departure, LeavingWatch
 from shoal_actors.train.room import Room
 from shoal_actors.train.worker import LOGS_FOLDER
 
@@ -47,16 +53,23 @@ class Attempts:
     room: Room
     """Where their number comes from."""
 
+    leaving: Callable[..., LeavingWatch]
+    """Makes what looks for nodes that are to leave, given its ``on_departure``."""
+
     introduce: Callable[[int], None]
     """Shows the plan of a number of workers that the run goes on as."""
+
+    pause: Callable[[float], None] = time.sleep
+    """Waits for so many seconds."""
 
     def run(self) -> TrainResult:
         """The result of the last attempt.
 
-        Raises WorkError with the first cause where the run is given up, and ConfigError where a
-        worker refused the user's input.
+        Raises WorkError with the first cause where the run is given up, ConfigError where a worker
+        refused the user's input, and EndedEarly where the driver's own node is to leave.
         """
-        failures: list[dict[str, Any]] = []
+        budget, events = Budget(self.config.cluster.max_failures), EventReader(self.folder)
+        events.poll()  # those of earlier commands
         size, goal, cause = None, self.room.sizes[-1], ""
         while True:
             before, size = size, self.room.await_size(goal)
@@ -67,17 +80,22 @@ class Attempts:
             goal, cause = size, "the cluster has no room for more"
             cut = Cut()
             growth = self._growth(size, cut)
+            leaving = self.leaving(on_departure=partial(self._depart, cut))
             try:
-                with growth:
+                with growth, leaving:
                     result = self.attempt(size, cut)
             except NoRoom as error:
                 logger.warning("%s", error)
             except AttemptFailed as error:
-                self._failed(error, failures)
+                has_saved = any(event["event"] == EventKind.SAVE for event in events.poll())
+                self._failed(error, budget, leaving.departure, has_saved=has_saved)
             else:
                 if not result.is_cut:
                     return result
-                goal, cause = growth.goal or size, "the cluster has room for more"
+                if growth.goal is not None:
+                    goal, cause = growth.goal, "the cluster has room for more"
+            if leaving.departure is not None and leaving.departure.is_drivers:
+                raise EndedEarly(f"Ended early, for {leaving.departure}.")
 
     def _growth(self, size: int, cut: Cut) -> Growth:
         return Growth(
@@ -89,15 +107,32 @@ class Attempts:
             order=cut.order,
         )
 
-    def _failed(self, error: AttemptFailed, failures: list[dict[str, Any]]) -> None:
-        """Note a failure among those before; raises unless another attempt is to be made."""
-        failures.append(error.report.as_record())
-        self._note(EventKind.FAILURE, **failures[-1])
+    def _depart(self, cut: Cut, departure: Departure) -> None:
+        self._note(EventKind.NOTICE, cause=str(departure))
+        cut.order()
+
+    def _failed(
+        self,
+        error: AttemptFailed,
+        budget: Budget,
+        departure: Departure | None,
+        *,
+        has_saved: bool,
+    ) -> None:
+        """Note a failure and pause; raises unless another attempt is to be made."""
+        record = error.report.as_record()
+        if departure is None:
+            budget.count(record, is_after_progress=has_saved)
+        goes_on = not (error.report.is_final or error.refusal or budget.is_spent)
+        pause_s = budget.delay_s if goes_on and departure is None else 0.0
+        in_a_row = len(budget.streak)
+        self._note(EventKind.FAILURE, **record, in_a_row=in_a_row, pause_seconds=pause_s)
         if error.refusal is not None:
             raise error.refusal from None
-        most, logs = self.config.cluster.max_failures, self.folder / LOGS_FOLDER
-        if error.report.is_final or len(failures) > most:
-            raise WorkError(last_word(error.report, failures, most, logs)) from None
+        if not goes_on:
+            most, logs = self.config.cluster.max_failures, self.folder / LOGS_FOLDER
+            raise WorkError(last_word(error.report, budget.streak, most, logs)) from None
+        self.pause(pause_s)
 
     def _note(self, kind: EventKind, /, **fields: Any) -> None:
         append_event(self.folder, kind, **fields)

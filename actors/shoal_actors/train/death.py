@@ -1,8 +1,7 @@
 """What became of a worker whose process can no longer tell: Ray's verdict, in our words.
 
-A process that ends is missed at once. That its whole node is gone the cluster finds out by asking
-the node several times, which takes it some 12 seconds; until then the node's places look free. So
-the verdict is waited for: a gang that was started before would be sent to the node that is gone.
+A process that ends is missed at once, and its node says so. Where the node is gone nobody does, and
+the verdict is waited for.
 """
 
 from __future__ import annotations
@@ -16,13 +15,15 @@ import ray
 from ray.core.generated import common_pb2
 from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError
 
+from shoal_actors.train.nodes import loss_of
+
 PROCESS_DIED = "ProcessDied"
 OUT_OF_MEMORY = "OutOfMemory"
 NODE_LOST = "NodeLost"
 NODE_LEFT = "NodeLeft"
 
-VERDICT_S = 30.0
-"""Seconds for the cluster to find out what became of a worker that does not answer."""
+VERDICT_S = 3.0
+"""Seconds for a node that is well to tell of a worker's end."""
 
 _LOOK_S = 0.25
 
@@ -47,8 +48,17 @@ def actor_table(actor_id: str) -> dict[str, Any]:
     return entry
 
 
-def death_of(error: BaseException, look_up: Callable[[str], dict[str, Any]] = actor_table) -> Death:
-    """What an error of Ray's tells of a worker's death; may take ``VERDICT_S`` seconds."""
+def death_of(
+    error: BaseException,
+    *,
+    look_up: Callable[[str], dict[str, Any]] = actor_table,
+    loss_of: Callable[[str], str | None] = loss_of,
+) -> Death:
+    """What an error of Ray's tells of a worker's death.
+
+    ``look_up`` gives what the cluster notes about an actor, ``loss_of`` why a node is gone. Takes
+    as long as the cluster needs to know.
+    """
     error = getattr(error, "health_check_failure", error)
     if isinstance(error, OutOfMemoryError):
         return _out_of_memory(str(error))
@@ -56,12 +66,21 @@ def death_of(error: BaseException, look_up: Callable[[str], dict[str, Any]] = ac
         return _process_died(str(error))
     if error.preempted:
         return _node_left(str(error))
+    if isinstance(error, ActorUnavailableError):
+        reason = loss_of(look_up(error.actor_id)["Address"]["NodeID"])
+        if reason is not None:
+            return Death(kind=NODE_LOST, message=node_lost(reason), details=str(error))
     deadline = time.monotonic() + VERDICT_S
     while (entry := look_up(error.actor_id)).get("State") != "DEAD":
-        if not isinstance(error, ActorUnavailableError) or time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             return _process_died(str(error))
         time.sleep(_LOOK_S)
     return _judged(entry["DeathCause"], str(error))
+
+
+def node_lost(reason: str) -> str:
+    """The message about a rank whose node is gone for some reason."""
+    return f"its node was lost: {reason}"
 
 
 def _judged(cause: Any, error: str) -> Death:
@@ -74,7 +93,7 @@ def _judged(cause: Any, error: str) -> Death:
         return _node_left(died.error_message)
     return Death(
         kind=NODE_LOST,
-        message=f"its node was lost: {died.node_death_info.reason_message}",
+        message=node_lost(died.node_death_info.reason_message),
         details=died.error_message,
     )
 

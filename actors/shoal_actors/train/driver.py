@@ -53,6 +53,7 @@ from shoal_actors.train.attempts import Attempts
 from shoal_actors.train.checks import check_places, check_room
 from shoal_actors.train.follow import Follower
 from shoal_actors.train.gang import Gang
+from shoal_actors.train.leaving import LeavingWatch
 from shoal_actors.train.memory import memory_lack
 from shoal_actors.train.paths import with_absolute_paths
 from shoal_actors.train.room import Room
@@ -108,6 +109,9 @@ def _endings_noted(folder: Path) -> Iterator[None]:
         raise EndedEarly(
             f"Stopped by {told.signal_name}; the same command goes on from the last checkpoint."
         ) from None
+    except EndedEarly as ending:
+        _note_ending(folder, EventKind.END, stopped_by=str(ending))
+        raise
     except KeyboardInterrupt:
         _note_ending(folder, EventKind.END, stopped_by="SIGINT")
         raise
@@ -169,6 +173,9 @@ def _train(config: Config, console: Console) -> TrainResult:
                 folder=folder.path,
                 attempt=Attempt(job=job, gang=gang),
                 room=room,
+                leaving=partial(
+                    LeavingWatch, folder.path, own=cluster.own_node, ask=cluster.leaving
+                ),
                 introduce=lambda size: _introduce(
                     console, plan_at(config, size, cluster.machine), most=sizes[-1]
                 ),

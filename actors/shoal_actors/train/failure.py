@@ -104,15 +104,18 @@ def last_word(
 ) -> str:
     """The message of a run that is given up.
 
-    ``last`` ended it, ``failures`` are the records of all its failures, oldest first. A final
-    failure is its own explanation; of the others the first is told, with its traceback, for later
-    ones may only follow from it.
+    ``last`` ended it, ``failures`` are the records of those since the newest checkpoint, oldest
+    first. A final failure is its own explanation; of the others the first is told, with its
+    traceback, for later ones may only follow from it.
     """
     first = failures[0] if failures and not last.is_final else last.as_record()
     cause = in_words(first)
     if last.is_final:
         return f"{cause}\nMore in {logs}."
-    times = f"The run failed {len(failures)} times (cluster.max_failures = {max_failures})"
+    times = (
+        f"The run failed {len(failures)} times without a new checkpoint"
+        f" (cluster.max_failures = {max_failures})"
+    )
     return f"{first['traceback']}{times}, first so: {cause}\nMore in {logs}."
 
 

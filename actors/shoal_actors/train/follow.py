@@ -37,7 +37,6 @@ class Follower:
         self._progress = ProgressLine(console, num_steps=num_steps)
         self._max_failures = max_failures
         self._events = EventReader(folder)
-        self._num_failures = 0
         self._waiting_since: float | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follow-run", daemon=True)
@@ -96,12 +95,15 @@ class Follower:
                     f"{event['goes_on_from']} without {event['num_skipped']} sequences"
                 )
             case EventKind.FAILURE if not event["is_final"]:  # that is the command's last word
-                self._num_failures += 1
                 self._waiting_since = time.monotonic()
+                pause_s = event["pause_seconds"]
+                pause = f"; the next attempt begins in {pause_s:g} s" if pause_s else ""
                 return (
-                    f"{in_words(event)} (failure {self._num_failures}; {self._max_failures} are"
-                    " recovered from)"
+                    f"{in_words(event)} ({event['in_a_row']} in a row; {self._max_failures} are"
+                    f" recovered from{pause})"
                 )
+            case EventKind.NOTICE:
+                return f"Told to end: {event['cause']}"
             case EventKind.WAIT:
                 self._waiting_since = None
                 return f"Waiting for room: {event['missing']}"

@@ -15,8 +15,9 @@ there only after the controller's next poll.
 from __future__ import annotations
 
 import os
+import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,6 @@ from ray.train import (
     RunConfig,
     ScalingConfig,
     TrainingFailedError,
-    UserCallback,
     WorkerGroupError,
 )
 from ray.train.torch import TorchConfig, TorchTrainer
@@ -41,16 +41,19 @@ from ray.train.v2._internal.constants import WORKER_HEALTH_CHECK_TIMEOUT_S_ENV_V
 from ray.train.v2._internal.exceptions import (
     WorkerGroupStartupFailedError,
     WorkerGroupStartupTimeoutError,
-    WorkerHealthCheckTimeoutError,
 )
 
 from shoal.errors import ShoalError, WorkError
 from shoal_actors.driver import Terminated, termination_raises
-from shoal_actors.train.failure import AttemptFailed, FailureReport, first_cause, not_started
+from shoal_actors.train.failure import AttemptFailed, first_cause, not_started
+from shoal_actors.train.failure_watch import FailureWatch
+from shoal_actors.train.farewell import FarewellCallback
 from shoal_actors.train.hang import Diagnosis
 
 ABORT_TIMEOUT_S = 15.0
 """Time for the workers to be killed when the driver is told to stop."""
+
+_LOOK_S = 0.2
 
 Job = TypeVar("Job")
 Value = TypeVar("Value")
@@ -88,36 +91,6 @@ class NoRoom(Exception):
     """The cluster gave no places to a gang, which it had room for just before."""
 
 
-class FailureWatch(UserCallback):  # type: ignore[misc]
-    """Says what made an attempt fail, while the workers that did not are still there to look at.
-
-    Lives in the controller's process.
-    """
-
-    def __init__(self, diagnosis: Diagnosis) -> None:
-        self._diagnosis = diagnosis
-
-    def after_exception(
-        self, run_context: Any, worker_exceptions: Mapping[int, BaseException]
-    ) -> None:
-        """Called at a poll that finds failed workers, before all are killed.
-
-        What it raises is what ``run_gang`` raises.
-        """
-        cause = first_cause(worker_exceptions)
-        report = self._hang(worker_exceptions, cause.report) or cause.report
-        raise AttemptFailed(report, cause.refusal)
-
-    def _hang(
-        self, worker_exceptions: Mapping[int, BaseException], cause: FailureReport
-    ) -> FailureReport | None:
-        """The report on a rank that could not report itself, where one held the others up."""
-        for rank, error in sorted(worker_exceptions.items()):
-            if isinstance(error, WorkerHealthCheckTimeoutError):
-                return self._diagnosis.silent(rank)
-        return self._diagnosis.late(worker_exceptions) if cause.is_consequence else None
-
-
 class _Trainer(TorchTrainer):  # type: ignore[misc]
     """Without two actors that serve nothing here.
 
@@ -137,6 +110,17 @@ class _Trainer(TorchTrainer):  # type: ignore[misc]
     def _register_sigint_handler(self, controller: Any) -> None:
         """Called in the main thread. Ray's own handler would end the process at a Ctrl-C."""
         self._controller = controller
+
+    def await_end(self, timeout_s: float) -> None:
+        """Wait until the workers of a ``fit`` that an exception has left are done, or failed."""
+        deadline = time.monotonic() + timeout_s
+        while self._controller is not None and (left_s := deadline - time.monotonic()) > 0:
+            try:
+                if ray.get(self._controller.get_state.remote(), timeout=left_s).is_terminal():
+                    return
+            except RayError:  # time is up, or the controller is gone
+                return
+            time.sleep(_LOOK_S)
 
     def abort(self) -> None:
         """Kill the workers of a ``fit`` that an exception has left."""
@@ -173,13 +157,14 @@ def run_gang(
     *,
     folder: Path,
     logs: Path,
-    before_termination: Callable[[], object],
+    on_termination: Callable[[str], float],
 ) -> Value:
     """Call ``function(job)`` on each worker inside a default process group; rank 0's value.
 
     ``function`` reports its errors by ``RankFailed``. ``folder`` is on storage that all nodes
     share; Ray keeps its notes there. ``logs`` is where workers give their signs, if they do.
-    ``before_termination`` is called at SIGTERM and SIGHUP, while the workers still run.
+    ``on_termination`` is called at SIGTERM and SIGHUP, with the signal's name: it may tell the
+    workers to end, and returns for how many seconds they are waited for.
 
     Raises AttemptFailed with the cause where a worker failed, NoRoom where the cluster has lost
     places, and WorkError where Ray itself fails. KeyboardInterrupt and Terminated pass through.
@@ -201,13 +186,16 @@ def run_gang(
             name=uuid.uuid4().hex[:12],
             storage_path=str(folder),
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
-            callbacks=[FailureWatch(Diagnosis(folder=logs, num_ranks=gang.num_workers))],
+            callbacks=[
+                FailureWatch(Diagnosis(folder=logs, num_ranks=gang.num_workers)),
+                FarewellCallback(),
+            ],
             worker_runtime_env={"env_vars": _worker_environment(gang)},
         ),
     )
     try:
         with _health_check(gang.silence_s):
-            value: Value = _fit(trainer, before_termination).return_value
+            value: Value = _fit(trainer, on_termination).return_value
     except TrainingFailedError as error:
         raise _ending(error) from None
     except RayError as error:
@@ -215,14 +203,14 @@ def run_gang(
     return value
 
 
-def _fit(trainer: _Trainer, before_termination: Callable[[], object]) -> Any:
+def _fit(trainer: _Trainer, on_termination: Callable[[str], float]) -> Any:
     """Fit, and kill the workers where this process is told to end."""
     try:
         with termination_raises():
             return trainer.fit()
-    except Terminated:
+    except Terminated as told:
         try:
-            before_termination()
+            trainer.await_end(on_termination(told.signal_name))
         finally:  # also when told a second time
             trainer.abort()
         raise

@@ -17,6 +17,7 @@ from shoal.training import EventKind, TrainJob, TrainResult, append_event, train
 from shoal_actors.train.cut import Cut, CutWatch
 from shoal_actors.train.domains import check_domains
 from shoal_actors.train.failure import describe
+from shoal_actors.train.farewell import is_told
 from shoal_actors.train.pulse import Pulse
 
 LOGS_FOLDER = "logs"
@@ -24,8 +25,8 @@ LOGS_FOLDER = "logs"
 
 
 def work(job: TrainJob, cut: Cut) -> TrainResult:
-    """Train on this worker's rank, until ``cut`` is ordered; raises RankFailed whatever went
-    wrong."""
+    """Train on this worker's rank, until ``cut`` is ordered or any rank told to end by SIGTERM;
+    raises RankFailed whatever went wrong."""
     rank = dist.get_rank()
     try:
         _check_shared(job, rank)
@@ -34,8 +35,13 @@ def work(job: TrainJob, cut: Cut) -> TrainResult:
             _announce(job, rank)
             # One rank asks for all: the others hear of it in the step that it makes.
             with CutWatch(cut) if rank == 0 else nullcontext() as watch:
-                told = (lambda: False) if watch is None else watch.is_told
+
+                def told() -> bool:
+                    return is_told() or (watch is not None and watch.is_told())
+
                 result = train(job, pulse.reached, told)
+            if result.is_cut and is_told():
+                append_event(job.folder.path, EventKind.NOTICE, cause=f"SIGTERM to rank {rank}")
             dist.destroy_process_group()
             return result
     except Exception as error:  # the edge of the process: the driver gets it in plain values
@@ -59,7 +65,10 @@ def _announce(job: TrainJob, rank: int) -> None:
     dist.all_gather_object(places, own)
     check_domains([node for node, _, _ in places], job.config.cluster.nvlink_domain)
     if rank == 0:
-        workers = [{"rank": r, "host": h, "pid": p} for r, (_, h, p) in enumerate(places)]
+        workers = [
+            {"rank": each, "node": node, "host": host, "pid": pid}
+            for each, (node, host, pid) in enumerate(places)
+        ]
         append_event(job.folder.path, EventKind.START, workers=workers)
 
 

@@ -45,8 +45,13 @@ class ClusterSettings(Section):
     straggler_s: float = Field(default=20.0, gt=0)
     """Seconds that workers wait for another before it is named, with its stack, as late."""
 
+    notice_s: float = Field(default=25.0, ge=0)
+    """Seconds that workers have to make one more step and to save it, when the command is told to
+    end; by default those of a Kubernetes pod, less what the rest takes."""
+
     max_failures: int = Field(default=3, ge=0)
-    """Worker failures after which the run stops instead of resuming from its newest checkpoint."""
+    """Failures in a row, without a new checkpoint between them, after which the run stops instead
+    of resuming from its newest checkpoint."""
 
     @property
     def sizes(self) -> range:

@@ -29,6 +29,8 @@ class EventKind(StrEnum):
     """Ranks wait for one that does not come."""
     SPOILED = "spoiled"
     """A step was refused, and other data is read instead."""
+    NOTICE = "notice"
+    """Ranks are told to make one more step, to save it and to end."""
     WAIT = "wait"
     """The cluster has no room for the fewest workers; the run waits."""
     RESIZE = "resize"
