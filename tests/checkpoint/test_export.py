@@ -14,20 +14,9 @@ from shoal.errors import ConfigError, WorkError
 from shoal.models import Decoder, DecoderConfig
 from shoal.models.weights import load_weights
 from tests.checkpoint.plain import local
+from tests.training.tiny import MODEL
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 257,
-    "hidden_size": 66,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 1,
-    "head_dim": 22,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": True,
-    "rms_norm_eps": 1e-5,
-}
+LLAMA: dict[str, Any] = {**MODEL, "intermediate_size": 40, "rms_norm_eps": 1e-5}
 QWEN3_MOE: dict[str, Any] = {
     **LLAMA,
     "model_type": "qwen3_moe",
