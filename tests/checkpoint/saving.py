@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.checkpoint import BackgroundSaver, Location, SaveReport, capture_rng
+from shoal.checkpoint import BackgroundSaver, Location, SaveReport, State, capture_rng
 from tests.checkpoint.plain import model_of, trained
 
 
@@ -38,13 +38,13 @@ class Trainer:
 
     def save(self, step: int) -> None:
         """Begin to save."""
-        self.saver.save(
-            step,
+        state = State(
             model=self.model,
             optimizer=self.optimizer,
             counters={"step": step},
             rng=capture_rng(),
         )
+        self.saver.save(step, state)
 
     def errors(self) -> list[tuple[int, str | None, bool]]:
         """Step, error and whether it is tried again, of each report."""

@@ -17,6 +17,7 @@ from shoal.checkpoint import (
     BackgroundSaver,
     OnFailure,
     SaveReport,
+    State,
     await_saves,
     capture_rng,
     load,
@@ -42,7 +43,7 @@ def _save_both_ways(folder: Path) -> float:
             same: dict[str, Any] = {"counters": {"step": step}, "rng": capture_rng()}
             if step == 2:
                 save(folder / "direct", step, model=run.model, optimizer=run.optimizer, **same)
-            saver.save(step, model=run.model, optimizer=run.optimizer, **same)
+            saver.save(step, State(model=run.model, optimizer=run.optimizer, **same))
             saver.poll()
         saver.drain()
         if dist.get_rank() == 0:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shoal.checkpoint import OnFailure, clean, load, newest, save, steps, verify
+from shoal.checkpoint import OnFailure, State, clean, load, newest, save, steps, verify
 from shoal.errors import WorkError
 from tests.checkpoint.plain import model_of, trained
 from tests.checkpoint.saving import later, training, wait_until
@@ -249,13 +249,13 @@ def test_a_new_attempt_shuts_an_old_writer_out(tmp_path: Path) -> None:
             trainer.saver.drain()
             blocked = tmp_path / "attached"
             os.mkfifo(blocked)
-            trainer.saver.save(
-                2,
+            state = State(
                 model=trainer.model,
                 optimizer=trainer.optimizer,
                 counters={},
                 attachments={"slow": blocked},  # the publisher waits here for somebody to write
             )
+            trainer.saver.save(2, state)
             wait_until(lambda: any(tmp_path.glob(".step-*/.metadata")))
             assert len(clean(tmp_path)) == 1
             descriptor = os.open(blocked, os.O_RDWR)  # does not wait for the other end

@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -83,7 +84,15 @@ class MarkedProcess:
         deadline = time.monotonic() + timeout_s
         while (left := _marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.2)
-        return left
+        return [_read(process, "cmdline").replace(b"\0", b" ").decode() for process in left]
+
+    def kill_all(self) -> None:
+        """SIGKILL to every process under it, as if its machine were gone."""
+        while left := _marked(self.mark):
+            for process in left:
+                with suppress(ProcessLookupError):
+                    os.kill(int(process.name), signal.SIGKILL)
+            self._process.wait()
 
 
 class ShoalProcess(MarkedProcess):
@@ -100,12 +109,14 @@ def plain_environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, **more}
 
 
-def _marked(mark: str) -> list[str]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
-                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:  # it ended meanwhile, or is another user's
-            continue
-    return found
+def _marked(mark: str) -> list[Path]:
+    """The folders in ``/proc`` of all processes with a mark."""
+    wanted = f"{MARK}={mark}".encode()
+    return [path for path in Path("/proc").glob("[0-9]*") if wanted in _read(path, "environ")]
+
+
+def _read(process: Path, name: str) -> bytes:
+    try:
+        return (process / name).read_bytes()
+    except OSError:  # it ended meanwhile, or is another user's
+        return b""

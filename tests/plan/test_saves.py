@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shoal.checkpoint import BackgroundSaver, capture_rng
+from shoal.checkpoint import BackgroundSaver, State, capture_rng
 from shoal.checkpoint.shard import pack
 from shoal.config import Config
 from shoal.plan import make_plan
@@ -81,13 +81,10 @@ def _save_twice(settings: Config, folder: Path) -> list[int]:
     group = dist.new_group(backend="gloo")
     with BackgroundSaver(folder, note=lambda _: None, patience_s=30, group=group) as saver:
         for step in (1, 2):
-            saver.save(
-                step,
-                model=passes.model,
-                optimizer=optimizer,
-                counters=COUNTERS,
-                rng=capture_rng(),
+            state = State(
+                model=passes.model, optimizer=optimizer, counters=COUNTERS, rng=capture_rng()
             )
+            saver.save(step, state)
         saver.drain()
         return _memory_for_saves()
 

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from shoal.bench.checkpoint_report import CheckpointReport, Round
 from shoal.bench.contenders import our_training, step_of
 from shoal.bench.ranks import run_ranks, small_decoder
-from shoal.checkpoint import BackgroundSaver, Manifest, SaveReport, load, step_name
+from shoal.checkpoint import BackgroundSaver, Manifest, SaveReport, State, load, step_name
 from shoal.config import Level
 from shoal.errors import ConfigError
 from shoal.fsdp import sharded_parameters, sync_weights
@@ -149,12 +149,9 @@ class _Bench:
 
     def _save(self) -> None:
         self._number += 1
-        self._saver.save(
-            self._number,
-            model=self._model,
-            optimizer=self._optimizer,
-            counters={"step": self._number},
-        )
+        counters = {"step": self._number}
+        state = State(model=self._model, optimizer=self._optimizer, counters=counters)
+        self._saver.save(self._number, state)
 
     def _loops(self, times: dict[str, float]) -> None:
         """The loop without a save, and with one under way."""

@@ -1,6 +1,7 @@
 """Checkpoints: saved whole or not at all, and loaded into any layout."""
 
-from shoal.checkpoint.background import NUM_BUFFERS, BackgroundSaver
+from shoal.checkpoint.background import BackgroundSaver
+from shoal.checkpoint.direct import DirectSaver
 from shoal.checkpoint.export import export, export_megatron, hf_attachments
 from shoal.checkpoint.failure import OnFailure, SaveReport
 from shoal.checkpoint.load import Loaded, load
@@ -8,7 +9,9 @@ from shoal.checkpoint.reshard import reshard
 from shoal.checkpoint.rng import capture_rng, restore_rng
 from shoal.checkpoint.runfolder import CONFIG_FILE, RunFolder, writing_into
 from shoal.checkpoint.save import Saved, save
-from shoal.checkpoint.saver import DirectSaver, Saver
+from shoal.checkpoint.saver import Saver
+from shoal.checkpoint.stager import NUM_BUFFERS
+from shoal.checkpoint.state import State
 from shoal.checkpoint.weights import CheckpointWeights
 from shoal.storage import (
     Damage,
@@ -44,6 +47,7 @@ __all__ = [
     "SaveReport",
     "Saved",
     "Saver",
+    "State",
     "Step",
     "await_saves",
     "capture_rng",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from shoal.checkpoint.index import INDEX_NAME, index_of, write_index
 from shoal.checkpoint.metadata import METADATA_NAME, dcp_metadata
 from shoal.checkpoint.shard import Layout, Shard
 from shoal.checkpoint.snapshot import Snapshot
 from shoal.errors import WorkError
-from shoal.storage import Contents, OptimizerRecord
+from shoal.storage import Contents, Location, OptimizerRecord
 
 ATTACHMENTS = "attachments"
 """Folder of a checkpoint for files that travel with it."""
@@ -41,16 +41,16 @@ def contents_of(parts: Sequence[Part]) -> Contents:
     Raises WorkError where ranks disagree about a tensor, or do not tile it exactly.
     """
     shards = [part.shard for part in parts]
-    files = {
+    files: dict[str, Location | bytes] = {
         INDEX_NAME: write_index(index_of(shards)),
         METADATA_NAME: dcp_metadata(shards),
     }
     return Contents(files=files, optimizer=_optimizer_record(parts))
 
 
-def attached(attachments: Mapping[str, Path | bytes]) -> dict[str, Path | bytes]:
+def attached(attachments: Mapping[str, Location | bytes]) -> dict[str, Location | bytes]:
     """Attachments by path in the checkpoint; raises WorkError for a name that leads out of it."""
-    files = {}
+    files: dict[str, Location | bytes] = {}
     for name, content in attachments.items():
         place = PurePosixPath(ATTACHMENTS, name)
         if PurePosixPath(name).is_absolute() or ".." in place.parts:

@@ -36,12 +36,12 @@ HF_FOLDER = "hf"
 
 def hf_attachments(
     hf_config: Mapping[str, Any], model_folder: Path | None = None
-) -> dict[str, Path | bytes]:
+) -> dict[str, Location | bytes]:
     """What ``save`` must attach so that ``export`` can work.
 
     ``hf_config`` is the model's config, ``model_folder`` where tokenizer files are, if anywhere.
     """
-    attachments: dict[str, Path | bytes] = {
+    attachments: dict[str, Location | bytes] = {
         f"{HF_FOLDER}/{CONFIG}": json.dumps(dict(hf_config), indent=2).encode()
     }
     if model_folder is not None:

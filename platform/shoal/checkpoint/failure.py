@@ -29,22 +29,22 @@ class SaveReport:
     step: int
     """Steps taken when it was saved."""
 
-    path: Location | None
+    path: Location | None = None
     """Folder of the step; unset where it failed."""
 
-    num_bytes: int
+    num_bytes: int = 0
     """Bytes that all ranks write."""
 
-    seconds: float
+    seconds: float = 0.0
     """From its beginning until it was published or had failed."""
 
-    stall_s: float
+    stall_s: float = 0.0
     """Of these, how long the first rank's loop waited."""
 
-    waited_s: float
+    waited_s: float = 0.0
     """Of these again, how long for earlier saves to end, because all staging memory was taken."""
 
-    error: str | None
+    error: str | None = None
     """Why it failed; unset if it did not."""
 
     is_tried_again: bool = False

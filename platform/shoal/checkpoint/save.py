@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -26,6 +25,7 @@ from shoal.checkpoint.contents import Part, attached, contents_of
 from shoal.checkpoint.peers import Peers
 from shoal.checkpoint.shard import Layout, lay_out, values_of, write_shard
 from shoal.checkpoint.snapshot import Snapshot, take_snapshot
+from shoal.checkpoint.state import State
 from shoal.errors import WorkError
 from shoal.storage import (
     Contents,
@@ -65,35 +65,38 @@ def save(
     optimizer: torch.optim.Optimizer | None,
     counters: Mapping[str, object],
     rng: Mapping[str, torch.Tensor] | None = None,
-    attachments: Mapping[str, Path | bytes] | None = None,
+    attachments: Mapping[str, Location | bytes] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Saved:
     """Save a run's state as a step of ``folder``; every rank of ``group`` calls it alike.
 
-    ``folder`` holds the run's checkpoints and is seen by every rank. ``counters`` are plain values
-    (numbers, texts, containers, tensors), equal on every rank. ``rng`` is this rank's, from
-    ``capture_rng``. ``attachments`` maps names inside the checkpoint's ``attachments`` folder to
-    contents or to files to copy; the first rank's are taken. Settings of the optimizer such as
-    learning rates are not saved: they follow from the configuration and the counters. ``group``
-    unset is the default group or, outside of any, this process alone.
+    ``folder`` holds the run's checkpoints and is seen by every rank; ``State`` says what the rest
+    is. ``group`` unset is the default group or, outside of any, this process alone.
 
     Raises WorkError on every rank, at the latest after the group's timeout, where any rank fails:
     nothing is published then, and earlier steps stay as they were. A complete step of the same
     number is refused; a damaged one is moved aside.
     """
+    state = State(
+        model=model,
+        optimizer=optimizer,
+        counters=counters,
+        rng=rng,
+        attachments=attachments or {},
+    )
+    return save_state(folder, step, state, group=group)
+
+
+def save_state(
+    folder: Location, step: int, state: State, *, group: dist.ProcessGroup | None = None
+) -> Saved:
+    """See ``save``."""
     start = time.monotonic()
     peers = Peers(group)
     deed = f"Saving step {step} in {folder}"
 
     def look() -> tuple[Snapshot, Layout]:
-        snapshot = take_snapshot(
-            model=model,
-            optimizer=optimizer,
-            counters=counters,
-            rng=rng,
-            rank=peers.rank,
-            num_ranks=peers.size,
-        )
+        snapshot = take_snapshot(state, rank=peers.rank, num_ranks=peers.size)
         return snapshot, lay_out(peers.rank, snapshot.entries, snapshot.blobs)
 
     snapshot, layout = peers.each(deed, look)
@@ -102,7 +105,7 @@ def save(
     place = Place(folder=folder, step=step, token=peers.share(deed, new_token())[0])
     published = False
     try:
-        contents = peers.each(deed, lambda: _prepare(place, num_bytes, parts, attachments or {}))
+        contents = peers.each(deed, lambda: _prepare(place, num_bytes, parts, state.attachments))
         record = peers.each(deed, lambda: _write(place, snapshot, layout, peers))
         records = peers.gather(deed, record)
         names = [part.shard.name for part in parts]
@@ -115,7 +118,7 @@ def save(
 
 
 def _prepare(
-    place: Place, num_bytes: int, parts: Sequence[Part], attachments: Mapping[str, Path | bytes]
+    place: Place, num_bytes: int, parts: Sequence[Part], attachments: Mapping[str, Location | bytes]
 ) -> Contents | None:
     """Only the first rank has ``parts``, and acts."""
     if not parts:

@@ -2,46 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
-import torch
 import torch.distributed as dist
-from torch import nn
 
 from shoal.checkpoint.failure import Note, OnFailure, SaveReport
 from shoal.checkpoint.peers import Peers
-from shoal.checkpoint.save import Saved, save
+from shoal.checkpoint.state import State
 from shoal.errors import WorkError
-from shoal.storage import Location, Place, medium_of, new_token, prune_or_warn
+from shoal.storage import Location, Place, medium_of, new_token
 
 
-class Saver(Protocol):
+@dataclass(kw_only=True, eq=False)
+class Saver(ABC):
     """Saves one run's steps; every rank has one and calls it alike."""
+
+    folder: Location = field(kw_only=False)
+    """Holds the run's checkpoints."""
+
+    keep: int | None = None
+    """The newest steps that stay; unset keeps all."""
+
+    on_failure: OnFailure = OnFailure.STOP
+    """What becomes of the run when a save fails."""
+
+    note: Note
+    """Takes reports, on the first rank alone."""
+
+    group: dist.ProcessGroup | None = None
+    """The ranks; unset is the default group or, outside of any, this process alone."""
+
+    def __post_init__(self) -> None:
+        self._peers = Peers(self.group)
 
     def __enter__(self) -> Self:
         """Refuse a folder that ranks do not share, and get ready."""
+        check_shared(self.folder, self._peers)
+        return self
 
-    def save(
-        self,
-        step: int,
-        *,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        counters: Mapping[str, object],
-        rng: Mapping[str, torch.Tensor] | None = None,
-        attachments: Mapping[str, Path | bytes] | None = None,
-    ) -> None:
-        """Save a step, or begin to; the arguments are those of ``shoal.checkpoint.save``.
+    @abstractmethod
+    def save(self, step: int, state: State) -> None:
+        """Save a step, or begin to.
 
         Raises WorkError on every rank where this or an earlier save failed and the policy wants it.
         """
 
+    @abstractmethod
     def poll(self) -> None:
         """Report what came out since; cheap, for every step."""
 
+    @abstractmethod
     def drain(self) -> None:
         """Wait until all is published; raises WorkError where the last state is not."""
 
@@ -52,109 +65,16 @@ class Saver(Protocol):
         trace: TracebackType | None,
     ) -> None:
         """Let go; after a failure of the run, what it saved before is still published."""
+        self._let_go(error)
 
+    @abstractmethod
+    def _let_go(self, error: BaseException | None) -> None:
+        """The run ended, by ``error`` if that is set."""
 
-class DirectSaver:
-    """Saves while the run waits."""
-
-    def __init__(
-        self,
-        folder: Location,
-        *,
-        keep: int | None = None,
-        on_failure: OnFailure = OnFailure.STOP,
-        note: Note,
-        group: dist.ProcessGroup | None = None,
-    ) -> None:
-        """``folder`` holds the run's checkpoints, of which the newest ``keep`` stay."""
-        self._folder = folder
-        self._keep = keep
-        self._on_failure = on_failure
-        self._note = note
-        self._group = group
-        self._peers = Peers(group)
-        self._failed: str | None = None
-
-    def __enter__(self) -> Self:
-        """See ``Saver``."""
-        check_shared(self._folder, self._peers)
-        return self
-
-    def save(
-        self,
-        step: int,
-        *,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        counters: Mapping[str, object],
-        rng: Mapping[str, torch.Tensor] | None = None,
-        attachments: Mapping[str, Path | bytes] | None = None,
-    ) -> None:
-        """See ``Saver``."""
-        for is_last in (self._on_failure is not OnFailure.RETRY, True):
-            try:
-                saved = save(
-                    self._folder,
-                    step,
-                    model=model,
-                    optimizer=optimizer,
-                    counters=counters,
-                    rng=rng,
-                    attachments=attachments,
-                    group=self._group,
-                )
-            except WorkError as error:
-                self._failed = str(error)
-                self._report(step, error=str(error), is_tried_again=not is_last)
-                if is_last and self._on_failure is not OnFailure.WARN:
-                    raise
-                if is_last:
-                    return
-            else:
-                self._failed = None
-                self._report(step, saved)
-                if self._peers.first:
-                    prune_or_warn(self._folder, self._keep)
-                return
-
-    def poll(self) -> None:
-        """See ``Saver``."""
-
-    def drain(self) -> None:
-        """See ``Saver``."""
-        if self._failed is not None:
-            raise WorkError(f"The last state is not saved: {self._failed}")
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """See ``Saver``."""
-
-    def _report(
-        self,
-        step: int,
-        saved: Saved | None = None,
-        *,
-        error: str | None = None,
-        is_tried_again: bool = False,
-    ) -> None:
+    def _tell(self, report: SaveReport) -> None:
+        """Report how a save came out, on the first rank."""
         if self._peers.first:
-            seconds = 0.0 if saved is None else saved.seconds
-            self._note(
-                SaveReport(
-                    step=step,
-                    path=None if saved is None else saved.path,
-                    num_bytes=0 if saved is None else saved.num_bytes,
-                    seconds=seconds,
-                    stall_s=seconds,
-                    waited_s=0.0,
-                    error=error,
-                    is_tried_again=is_tried_again,
-                )
-            )
+            self.note(report)
 
 
 def check_shared(folder: Location, peers: Peers) -> None:

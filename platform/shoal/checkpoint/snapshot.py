@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
-from torch import nn
 
 from shoal.checkpoint.entry import (
     Entry,
@@ -18,6 +14,7 @@ from shoal.checkpoint.entry import (
     weight_entries,
 )
 from shoal.checkpoint.shard import Blob, pack
+from shoal.checkpoint.state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +38,13 @@ class Snapshot:
     """Parameters for whose first rows this rank stands and that have no optimizer state."""
 
 
-def take_snapshot(
-    *,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    counters: Mapping[str, object],
-    rng: Mapping[str, torch.Tensor] | None,
-    rank: int,
-    num_ranks: int,
-) -> Snapshot:
+def take_snapshot(state: State, *, rank: int, num_ranks: int) -> Snapshot:
     """Collect what this rank writes: its rows, its generators, on the first rank the rest.
 
     Raises WorkError for state that a checkpoint cannot keep.
     """
     first = rank == 0
+    model, optimizer = state.model, state.optimizer
     parameters = held_parameters(model, rank=rank, num_ranks=num_ranks)
     entries = weight_entries(parameters)
     entries += buffer_entries(model, entries, first_rank=first, copies=True)
@@ -62,8 +52,8 @@ def take_snapshot(
         entries += optimizer_entries(optimizer, parameters)
     written = [part for entry in entries if (part := entry.written) is not None]
     return Snapshot(
-        entries=(*written, *rng_entries(rng or {}, rank)),
-        blobs=(pack(("counters",), dict(counters)),) if first else (),
+        entries=(*written, *rng_entries(state.rng or {}, rank)),
+        blobs=(pack(("counters",), dict(state.counters)),) if first else (),
         optimizer_kind=None if optimizer is None else type(optimizer).__name__,
         stateless=stateless_names(optimizer, parameters) if optimizer is not None else frozenset(),
     )

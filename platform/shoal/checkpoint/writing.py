@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from shoal.checkpoint.failure import SaveReport
 from shoal.checkpoint.staging import StagingBuffer
 from shoal.storage import Abandon, Outcome, WriteJob, WriterProcess
 
@@ -59,6 +60,19 @@ class SaveUnderWay:
         """Note this rank's outcome."""
         self.outcome = outcome
         self.seconds = time.monotonic() - self.start
+
+    def report(self, error: str | None, *, is_tried_again: bool) -> SaveReport:
+        """How it came out, for the record."""
+        return SaveReport(
+            step=self.step,
+            path=self.job.place.final if error is None else None,
+            num_bytes=self.num_bytes,
+            seconds=self.seconds,
+            stall_s=self.stall_s,
+            waited_s=self.waited_s,
+            error=error,
+            is_tried_again=is_tried_again,
+        )
 
     def again(self) -> SaveUnderWay:
         """The same state to be written once more, under a token that all ranks derive alike."""

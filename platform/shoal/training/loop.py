@@ -30,6 +30,7 @@ from shoal.checkpoint import (
     OnFailure,
     Saver,
     SaveReport,
+    State,
     capture_rng,
     clean,
     hf_attachments,
@@ -301,14 +302,14 @@ class _Run:
         )
 
     def _save(self, saver: Saver, step: int) -> None:
-        saver.save(
-            step,
+        state = State(
             model=self.model,
             optimizer=self.optimizer,
             counters=self._counters(step),
             rng=capture_rng(),
             attachments=_attachments(self.job.config, self.model),
         )
+        saver.save(step, state)
 
     def _counters(self, step: int) -> dict[str, object]:
         counters: dict[str, object] = {"step": step, "sampler": self.sampler.state_dict()}
@@ -347,9 +348,9 @@ class _Run:
             append_event(self.job.folder.path, kind, **fields)
 
 
-def _attachments(config: Config, model: DecoderStage) -> dict[str, Path | bytes]:
+def _attachments(config: Config, model: DecoderStage) -> dict[str, Location | bytes]:
     """What an export needs beside weights: the model's config and the tokenizer's files."""
-    attachments: dict[str, Path | bytes] = {}
+    attachments: dict[str, Location | bytes] = {}
     tokenizer = tokenizer_name(config.data.tokenizer, config.model.path)
     for folder in (config.model.path, None if tokenizer == "bytes" else tokenizer):
         attachments |= hf_attachments(model.config.hf, None if folder is None else Path(folder))
