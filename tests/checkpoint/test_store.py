@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from shoal.storage import location_of, prune_or_warn
 from shoal.storage.owner import LOCK_NAME
 from tests.checkpoint.bucket import Bucket, Harm, serving
 from tests.checkpoint.plain import local, model_of, save_plain, trained
-from tests.checkpoint.saving import files_of, training, wait_until
+from tests.checkpoint.saving import files_of, later, training, wait_until
 
 FILES = {".metadata", "__0_0.distcp", "index.json", "manifest.json"}
 
@@ -323,9 +324,12 @@ def test_a_second_run_is_kept_out_of_a_folder(bucket: Bucket, tmp_path: Path) ->
             assert bucket.keys("runs") == {f"demo/{LOCK_NAME}", f"other/{LOCK_NAME}"}
     assert bucket.keys("runs") == set()
     lock = {"host": "elsewhere", "pid": 7, "started": "2026-01-01T00:00:00"}
-    bucket.write(f"runs/demo/{LOCK_NAME}", json.dumps(lock).encode())
+    beat = partial(bucket.write, f"runs/demo/{LOCK_NAME}", json.dumps(lock).encode())
+    beat()
+    timer = later(1.5, beat)
     with pytest.raises(ConfigError, match="process 7 on elsewhere"), second.lock():
         pass
+    timer.join()
     gone = {**lock, "host": os.uname().nodename, "pid": 2**22 - 1}
     bucket.write(f"runs/demo/{LOCK_NAME}", json.dumps(gone).encode())
     with second.lock():

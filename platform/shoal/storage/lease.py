@@ -1,8 +1,9 @@
 """Keeps a second run out of a run's folder in a store, which knows no locks.
 
-The holder writes an object every few seconds; who finds one that is younger than ``STALE_S`` by the
-store's own clock stays out. Of two that begin at once the later writer stays. The object says who
-holds the folder, so that on one host a holder that died is found out at once.
+The holder writes an object every few seconds. Who finds one waits for the next sign of life, which
+keeps it out, and takes over once there was none for ``STALE_S`` by the store's own clock. Of two
+that begin at once the later writer stays. The object says who holds the folder, so that on one host
+a holder that died is found out at once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from shoal.storage.store import StoreMedium, connect
 
 logger = logging.getLogger(__name__)
 
+_LOOK_S = 1.0
+"""Seconds between two looks for a sign of life."""
+
 _SETTLE_S = 0.5
 """Seconds for another run that began at the same moment to be heard of."""
 
@@ -33,14 +37,7 @@ def lease(folder: StorePath) -> Iterator[None]:
     """
     medium = connect(folder.scheme, folder.bucket, folder.options)
     lock, own = folder / LOCK_NAME, Owner.here()
-    now = _tried(medium, folder)
-    found = _owner(medium, lock)
-    changed = medium.changed(lock)
-    if found is not None and changed is not None:
-        is_fresh = now - changed.timestamp() < STALE_S
-        if is_fresh and (found.is_alive_here or not found.is_here):
-            raise in_use(folder, found)
-        logger.warning("%s is taken over from %s, which ended without a word.", folder, found)
+    _await_end(medium, lock, _tried(medium, folder))
     medium.put(lock, own.record)
     time.sleep(_SETTLE_S)
     _check(medium, lock, own)
@@ -72,6 +69,24 @@ def _tried(medium: StoreMedium, folder: StorePath) -> float:
     finally:
         medium.delete(probe)
     return time.time() if changed is None else changed.timestamp()
+
+
+def _await_end(medium: StoreMedium, lock: StorePath, now: float) -> None:
+    """Wait until nobody holds the folder; ``now`` is the store's time. Raises ConfigError."""
+    ahead = now - time.time()
+    found, first = _owner(medium, lock), medium.changed(lock)
+    if found is None or first is None:
+        return
+    while not found.is_here or found.is_alive_here:
+        changed = medium.changed(lock)
+        if changed is None:
+            return
+        if changed != first or found.is_alive_here:
+            raise in_use(lock.parent, found)
+        if time.time() + ahead - changed.timestamp() > STALE_S:
+            break
+        time.sleep(_LOOK_S)
+    logger.warning("%s is taken over from %s, which ended without a word.", lock.parent, found)
 
 
 def _owner(medium: StoreMedium, lock: StorePath) -> Owner | None:

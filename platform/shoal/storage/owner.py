@@ -77,7 +77,7 @@ class Owner:
         except ProcessLookupError:
             return False
         except PermissionError:
-            return True
+            pass  # another user's
         return True
 
 
