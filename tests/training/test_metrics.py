@@ -18,6 +18,7 @@ from shoal.training import (
     ProgressLine,
     append_event,
 )
+from tests.short_disk import file_size_limit
 from tests.training.tiny import metrics_of
 
 
@@ -66,6 +67,36 @@ def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
         MetricsWriter(tmp_path / "missing", last_step=0)
     with pytest.raises(WorkError, match="missing"):
         append_event(tmp_path / "missing", EventKind.START)
+
+
+def test_a_disk_that_fills_costs_the_event_that_found_no_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    append_event(tmp_path, EventKind.START)
+    path = tmp_path / "events.jsonl"
+    with file_size_limit(path.stat().st_size + 20):
+        with pytest.raises(WorkError, match=r"cannot write .*/events\.jsonl: File too large"):
+            append_event(tmp_path, EventKind.FAILURE, rank=0)
+    reader = EventReader(tmp_path)
+    assert [event["event"] for event in reader.poll()] == ["start"]
+    append_event(tmp_path, EventKind.SAVE, step=4)
+    append_event(tmp_path, EventKind.END)
+    assert [event["event"] for event in reader.poll()] == ["save", "end"]
+    assert [event["event"] for event in EventReader(tmp_path).poll()] == ["start", "save", "end"]
+    assert 'no whole line: b\'{"time"' in caplog.text
+
+
+def test_a_disk_that_fills_is_the_cause_that_ends_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with pytest.raises(WorkError, match=r"cannot write .*/metrics\.jsonl: File too large"):
+        with MetricsWriter(tmp_path, last_step=0) as writer:
+            writer.write(metrics_of(1))
+            with file_size_limit(path.stat().st_size + 20):
+                writer.write(metrics_of(2))
+    assert path.read_bytes().count(b"\n") == 1 and not path.read_bytes().endswith(b"\n")
+    with MetricsWriter(tmp_path, last_step=1) as writer:
+        writer.write(metrics_of(2))
+    assert _steps(tmp_path) == [(1, 2.5), (2, 2.5)]
 
 
 def test_events_keep_their_order_and_fields(tmp_path: Path) -> None:

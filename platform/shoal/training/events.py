@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import WorkError
-from shoal.training.lines import LineReader
+from shoal.training.lines import LineReader, append_line, open_lines, records, writing
 
 EVENTS_FILE = "events.jsonl"
 
@@ -46,15 +44,13 @@ class EventKind(StrEnum):
 def append_event(folder: Path, kind: EventKind, /, **fields: Any) -> None:
     """Append one event with the time (UTC) and ``fields`` (JSON values).
 
-    Written by one ``write`` of a file opened for appending, so lines of several processes of one
-    machine do not mix. Raises WorkError where the folder cannot be written.
+    Lines of several processes of one machine do not mix. Raises WorkError where the folder cannot
+    be written.
     """
     event = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": kind, **fields}
-    try:
-        with (folder / EVENTS_FILE).open("ab", buffering=0) as file:
-            file.write(json.dumps(event).encode() + b"\n")
-    except OSError as error:
-        raise WorkError(f"cannot write {folder / EVENTS_FILE}: {error.strerror}.") from error
+    path = folder / EVENTS_FILE
+    with writing(path), open_lines(path) as file:
+        append_line(file, event)
 
 
 class EventReader:
@@ -65,4 +61,4 @@ class EventReader:
 
     def poll(self) -> list[dict[str, Any]]:
         """Events since the last call, oldest first; at the first call all of them."""
-        return [json.loads(line) for line in self._reader.poll().lines]
+        return list(records(self._reader.poll().lines))

@@ -7,23 +7,25 @@ shrink.
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from shoal.errors import WorkError
-from shoal.training.lines import LineReader
+from shoal.training.lines import (
+    LineReader,
+    append_line,
+    open_lines,
+    record_of,
+    records,
+    writing,
+)
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +71,10 @@ class MetricsWriter:
 
         Raises WorkError where the folder cannot be written.
         """
-        path = folder / METRICS_FILE
-        try:
-            _truncate_after(path, last_step)
-            self._file: IO[str] = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise WorkError(f"cannot write {path}: {error.strerror}.") from error
-        self._path = path
+        self._path = folder / METRICS_FILE
+        with writing(self._path):
+            _truncate_after(self._path, last_step)
+            self._file = open_lines(self._path)
         self._board = _board(folder, last_step)
 
     def __enter__(self) -> MetricsWriter:
@@ -90,10 +89,8 @@ class MetricsWriter:
 
         Raises WorkError where the folder cannot be written.
         """
-        try:
+        with writing(self._path):
             _truncate_after(self._path, last_step)  # the file is open for appending: at the new end
-        except OSError as error:
-            raise WorkError(f"cannot write {self._path}: {error.strerror}.") from error
         self._board.close()
         self._board = _board(self._path.parent, last_step)
 
@@ -103,14 +100,12 @@ class MetricsWriter:
         Raises WorkError where the disk has no room.
         """
         record = {name: value for name, value in asdict(metrics).items() if value is not None}
-        try:
-            self._file.write(json.dumps(record) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise WorkError(f"cannot write {self._file.name}: {error.strerror}.") from error
-        for name, value in record.items():
-            if name != "step":
-                self._board.add_scalar(name, value, metrics.step)
+        with writing(self._path):
+            append_line(self._file, record)
+        with writing(self._path.parent / TENSORBOARD_FOLDER):
+            for name, value in record.items():
+                if name != "step":
+                    self._board.add_scalar(name, value, metrics.step)
 
 
 class MetricsReader:
@@ -122,15 +117,14 @@ class MetricsReader:
     def poll(self) -> list[StepMetrics]:
         """Steps written since the last call; only the newest, where the file was cut meanwhile."""
         new = self._reader.poll()
-        return [_parse(line) for line in (new.lines[-1:] if new.was_cut else new.lines)]
-
-
-def _parse(line: bytes) -> StepMetrics:
-    return StepMetrics(**{"auxiliary_loss": None, **json.loads(line)})
+        lines = new.lines[-1:] if new.was_cut else new.lines
+        return [StepMetrics(**{"auxiliary_loss": None, **record}) for record in records(lines)]
 
 
 def _board(folder: Path, last_step: int) -> SummaryWriter:
-    return SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=last_step + 1)
+    path = folder / TENSORBOARD_FOLDER
+    with writing(path):
+        return SummaryWriter(str(path), purge_step=last_step + 1)
 
 
 def _truncate_after(path: Path, last_step: int) -> None:
@@ -142,12 +136,13 @@ def _truncate_after(path: Path, last_step: int) -> None:
         os.truncate(path, keep)
 
 
-def _length_where(path: Path, wanted: Callable[[dict[str, int]], bool]) -> int:
+def _length_where(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> int:
     """Bytes of the leading whole lines that are ``wanted``."""
     length = 0
     with path.open("rb") as file:
         for line in file:
-            if not line.endswith(b"\n") or not wanted(json.loads(line)):
+            record = record_of(line)
+            if record is None or not wanted(record):
                 break
             length += len(line)
     return length
