@@ -42,6 +42,13 @@ def test_kinds_of_failure(
     assert "test_failure.py" in report.traceback
 
 
+def test_an_error_that_led_to_itself_has_an_end() -> None:
+    """As of a thread's error that is raised in another thread, explained, and raised again."""
+    first, second = OSError("no space"), WorkError("disk full")
+    first.__context__, second.__cause__ = second, first
+    assert describe(3, first).report.message == "no space"
+
+
 def test_a_report_survives_pickling() -> None:
     failed = pickle.loads(pickle.dumps(_raised(ConfigError("a.b", 1, "too small", "Give 2"))))
     assert failed.report.kind == "ConfigError"

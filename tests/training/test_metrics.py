@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,20 @@ def test_a_disk_that_fills_is_the_cause_that_ends_the_run(tmp_path: Path) -> Non
     with MetricsWriter(tmp_path, last_step=1) as writer:
         writer.write(metrics_of(2))
     assert _steps(tmp_path) == [(1, 2.5), (2, 2.5)]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_refusal_of_tensorboards_files_names_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(WorkError, match=r"cannot write .*/tensorboard: File too large"):
+        with file_size_limit(2000), MetricsWriter(tmp_path, last_step=0) as writer:
+            for step in range(1, 12):  # they take three times what metrics.jsonl takes
+                writer.write(metrics_of(step))
+    assert "tensorboard ends early" in caplog.text
+    for thread in threading.enumerate():
+        if type(thread).__module__.startswith("tensorboard"):
+            thread.join(10)  # its thread raises as well
 
 
 def test_events_keep_their_order_and_fields(tmp_path: Path) -> None:

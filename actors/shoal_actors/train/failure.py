@@ -154,10 +154,13 @@ def _as_rank_failed(rank: int, error: BaseException) -> RankFailed:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__ or seen.__context__
+    """What led to an error, each once: one that is raised a second time may lead to itself."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _is_broken_collective(error: BaseException) -> bool:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from contextlib import nullcontext
 
 import ray
 import torch.distributed as dist
@@ -19,6 +16,7 @@ from shoal_actors.train.domains import check_domains
 from shoal_actors.train.failure import describe
 from shoal_actors.train.farewell import is_told
 from shoal_actors.train.pulse import Pulse
+from shoal_actors.train.rank_log import rank_log
 
 LOGS_FOLDER = "logs"
 """Where, in a run's folder, each rank logs."""
@@ -31,7 +29,7 @@ def work(job: TrainJob, cut: Cut) -> TrainResult:
     try:
         _check_shared(job, rank)
         logs = job.folder.path / LOGS_FOLDER
-        with _log_file(logs / f"rank-{rank}.log"), Pulse(logs, rank) as pulse:
+        with rank_log(logs / f"rank-{rank}.log"), Pulse(logs, rank) as pulse:
             _announce(job, rank)
             # One rank asks for all: the others hear of it in the step that it makes.
             with CutWatch(cut) if rank == 0 else nullcontext() as watch:
@@ -70,21 +68,3 @@ def _announce(job: TrainJob, rank: int) -> None:
             for each, (node, host, pid) in enumerate(places)
         ]
         append_event(job.folder.path, EventKind.START, workers=workers)
-
-
-@contextmanager
-def _log_file(path: Path) -> Iterator[None]:
-    """Log this process to a file as well."""
-    path.parent.mkdir(exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger()
-    root.addHandler(handler)
-    try:
-        yield
-    except Exception:
-        root.exception("this rank failed")
-        raise
-    finally:
-        root.removeHandler(handler)
-        handler.close()

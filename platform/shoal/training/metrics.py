@@ -7,6 +7,7 @@ shrink.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -26,6 +27,8 @@ from shoal.training.lines import (
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +85,7 @@ class MetricsWriter:
 
     def __exit__(self, *exc: object) -> None:
         self._file.close()
-        self._board.close()
+        self._close_board()
 
     def rewind(self, last_step: int) -> None:
         """Drop the steps after ``last_step``: they will be made again.
@@ -91,7 +94,7 @@ class MetricsWriter:
         """
         with writing(self._path):
             _truncate_after(self._path, last_step)  # the file is open for appending: at the new end
-        self._board.close()
+        self._close_board()
         self._board = _board(self._path.parent, last_step)
 
     def write(self, metrics: StepMetrics) -> None:
@@ -106,6 +109,13 @@ class MetricsWriter:
             for name, value in record.items():
                 if name != "step":
                     self._board.add_scalar(name, value, metrics.step)
+
+    def _close_board(self) -> None:
+        """Whatever ends the run matters more than a copy of what is in ``metrics.jsonl``."""
+        try:
+            self._board.close()
+        except OSError as error:
+            logger.warning("%s ends early: %s", self._board.get_logdir(), error)
 
 
 class MetricsReader:
