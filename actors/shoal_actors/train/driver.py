@@ -77,6 +77,7 @@ def run(config: Config) -> int:
     config = with_absolute_paths(config)
     if not is_elsewhere():
         make_plan(config, Machine.here())  # refuses before anything is started or written
+    sizes_of(config)
     folder = run_folder(config)
     with folder.lock(), termination_raises(), _endings_noted(folder.path):
         check_storage(folder, config.checkpoint.resume)
@@ -143,8 +144,7 @@ def _train(config: Config, console: Console) -> TrainResult:
             silence_s=config.cluster.silence_s,
         )
         sizes = _sizes(config, cluster, gang, console)
-        bound = "workers" if sizes[0] == config.cluster.workers else "workers_min"
-        check_places(replace(gang, num_workers=sizes[0]), cluster, field=f"cluster.{bound}")
+        check_places(replace(gang, num_workers=sizes[0]), cluster, field=_bound(config, sizes[0]))
         check_room(config, plan, folder)
         _warn(console, config, cluster)
         job = TrainJob(
@@ -197,6 +197,13 @@ def _sizes(config: Config, cluster: Cluster, gang: Gang, console: Console) -> tu
             _say(console, f"Note: {lack}")
     # One that was asked for alone is tried: what a plan counts is a little more than what is used.
     return tuple(sizes) or feasible[-1:]
+
+
+def _bound(config: Config, size: int) -> str:
+    """The key that a size comes from."""
+    if size == config.cluster.workers:
+        return "cluster.workers"
+    return "cluster.workers_min" if size < config.cluster.workers else "cluster.workers_max"
 
 
 def _say(console: Console, line: str) -> None:

@@ -15,7 +15,7 @@ from shoal.plan.saves import Saves
 from shoal.plan.search import Found, search
 from shoal.plan.search_sheets import found_as_dict, search_sheets
 from shoal.plan.sheets import Sheet, bytes_text
-from shoal.plan.size_sheets import sizes_as_dict, sizes_sheet
+from shoal.plan.size_sheets import sizes_as_dict, sizes_sheet, sizes_shown
 from shoal.plan.sizes import Sizes, at_size, plan_at, sizes_of
 from shoal.plan.step_time import StepTime
 from shoal.plan.svg import draw_plan
@@ -61,6 +61,7 @@ __all__ = [
     "sizes_as_dict",
     "sizes_of",
     "sizes_sheet",
+    "sizes_shown",
     "stages_of",
     "topology_of",
 ]

@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from shoal.config import Config
+from shoal.plan.machine import Machine
 from shoal.plan.plan import Plan
+from shoal.plan.rates import Rates
 from shoal.plan.sheets import MOST_ROWS, Sheet, bytes_text
-from shoal.plan.sizes import Sizes
+from shoal.plan.sizes import Sizes, plan_at, sizes_of
+
+
+def sizes_shown(
+    config: Config, machine: Machine, rates: Rates | None
+) -> tuple[dict[str, Any], tuple[Sheet, ...]]:
+    """What there is to show of the sizes of ``config``; nothing where it has one."""
+    if len(config.cluster.sizes) == 1:
+        return {}, ()
+    sizes = sizes_of(config)
+    plans = [plan_at(config, size, machine, rates=rates) for size in sizes.feasible]
+    return {"sizes": sizes_as_dict(sizes, plans)}, (sizes_sheet(sizes, plans),)
 
 
 def sizes_sheet(sizes: Sizes, plans: Sequence[Plan]) -> Sheet:

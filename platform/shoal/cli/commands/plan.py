@@ -77,16 +77,12 @@ def plan(
     from rich.console import Console
 
     from shoal.plan import (
-        Sheet,
         draw_plan,
         machine_and_rates,
         make_plan,
-        plan_at,
         print_plan,
         print_sheets,
-        sizes_as_dict,
-        sizes_of,
-        sizes_sheet,
+        sizes_shown,
     )
 
     machine, rates = machine_and_rates(settings, gpu=gpu, measure=measure)
@@ -94,18 +90,14 @@ def plan(
     if svg is not None:
         _write(svg, draw_plan(made))
     values = made.as_dict()
-    sheets: tuple[Sheet, ...] = ()
-    if len(settings.cluster.sizes) > 1:
-        sizes = sizes_of(settings)
-        plans = [plan_at(settings, size, machine, rates=rates) for size in sizes.feasible]
-        values["sizes"] = sizes_as_dict(sizes, plans)
-        sheets = (sizes_sheet(sizes, plans),)
+    more, sheets = sizes_shown(settings, machine, rates)
+    values |= more
     if "serve" in tree:
         # loads numba, for which training has no use
         from shoal.cli.planned_serving import beside_training
 
         values["serving"], served_sheets = beside_training(tree)
-        sheets += tuple(served_sheets)
+        sheets += served_sheets
     if as_json:
         typer.echo(json.dumps(values, indent=2))
     else:
