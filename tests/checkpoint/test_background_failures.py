@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -24,24 +23,14 @@ from shoal.errors import WorkError
 from tests.checkpoint.plain import model_of, trained
 from tests.checkpoint.saving import later, training, wait_until
 from tests.ranks import RankPool
-
-
-@contextmanager
-def _file_size_limit(num_bytes: int) -> Iterator[None]:
-    """Processes started here have writes cut short at the limit, and the next one refused."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+from tests.short_disk import file_size_limit
 
 
 def _fail_on_one_rank(folder: Path, failing: int) -> str:
     """One rank's writer gets a short write and then a refusal; what this rank is told."""
     try:
         with ExitStack() as stack:
-            with _file_size_limit(2000 if dist.get_rank() == failing else 2**40):
+            with file_size_limit(2000 if dist.get_rank() == failing else 2**40):
                 trainer = stack.enter_context(training(folder))  # its writer keeps the limit
             trainer.save(2)
             trainer.step()

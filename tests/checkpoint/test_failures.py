@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,21 +13,10 @@ from shoal.checkpoint import capture_rng, load, newest, save, steps, verify
 from shoal.errors import WorkError
 from tests.checkpoint.plain import local, model_of, trained
 from tests.ranks import RankFailure, RankPool
+from tests.short_disk import file_size_limit
 
 LIMIT_BYTES = 2000
 """Within any rank's file: each holds its generator's state of 5,056 bytes."""
-
-
-@contextmanager
-def _file_size_limit(limited: bool) -> Iterator[None]:
-    """The system cuts writes of this process short at the limit, and refuses the next."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if limited:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def _save(folder: Path, step: int) -> Path:
@@ -43,7 +29,7 @@ def _save(folder: Path, step: int) -> Path:
 
 
 def _save_on_a_full_disk(folder: Path, failing: int) -> str:
-    with _file_size_limit(dist.get_rank() == failing):
+    with file_size_limit(LIMIT_BYTES if dist.get_rank() == failing else 2**40):
         try:
             _save(folder, 2)
         except WorkError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import resource
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +32,7 @@ from shoal.data.document import Origin, TextDocument
 from shoal.data.indexed_writer import IndexedWriter
 from shoal.errors import ConfigError, WorkError
 from tests.data.tiny import CHAT, write_tokenizer
+from tests.short_disk import file_size_limit
 
 BYTES = ByteTokenizer()
 
@@ -267,14 +267,9 @@ def test_weights_are_for_all_sources_or_none(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x" * 30_000)
     settings = _settings(tmp_path / "a.txt")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # A limit on the size of files stands for a disk without room.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-    try:
+    with file_size_limit(20_000):
         with pytest.raises(WorkError, match="cannot write tokens to .*too large"):
             prepare(settings, BYTES, tmp_path / "cache")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list((tmp_path / "cache").iterdir())
     assert prepare(settings, BYTES, tmp_path / "cache").num_labels == 30_000
 
