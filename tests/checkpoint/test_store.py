@@ -32,7 +32,7 @@ from shoal.checkpoint import (
 )
 from shoal.cli.steps import step_of, steps_of
 from shoal.errors import ConfigError, Unavailable, WorkError
-from shoal.storage import location_of, prune_or_warn
+from shoal.storage import StorePath, lease, location_of, prune_or_warn
 from shoal.storage.owner import LOCK_NAME
 from tests.checkpoint.bucket import Bucket, Harm, serving
 from tests.checkpoint.plain import local, model_of, save_plain, trained
@@ -324,9 +324,9 @@ def test_a_second_run_is_kept_out_of_a_folder(bucket: Bucket, tmp_path: Path) ->
             assert bucket.keys("runs") == {f"demo/{LOCK_NAME}", f"other/{LOCK_NAME}"}
     assert bucket.keys("runs") == set()
     lock = {"host": "elsewhere", "pid": 7, "started": "2026-01-01T00:00:00"}
-    beat = partial(bucket.write, f"runs/demo/{LOCK_NAME}", json.dumps(lock).encode())
-    beat()
-    timer = later(1.5, beat)
+    key, record = f"runs/demo/{LOCK_NAME}", json.dumps(lock).encode()
+    bucket.write(key, record + b"\n1")
+    timer = later(1.0, partial(bucket.write, key, record + b"\n2"))
     with pytest.raises(ConfigError, match="process 7 on elsewhere"), second.lock():
         pass
     timer.join()
@@ -374,6 +374,10 @@ def test_other_stores_are_reached_by_fsspec() -> None:
     assert [step.number for step in prune(place, 1)] == [1]
     assert verify(steps(place)[0].path) == ()
     _assert_loads(steps(place)[0].path, seed=2)
+    assert isinstance(place, StorePath)
+    with lease(place), pytest.raises(ConfigError, match="in use by process"), lease(place):
+        pass
+    assert _numbers(place) == [2]
 
 
 def test_a_run_may_be_called_like_a_step() -> None:

@@ -1,9 +1,9 @@
 """Keeps a second run out of a run's folder in a store, which knows no locks.
 
 The holder writes an object every few seconds. Who finds one waits for the next sign of life, which
-keeps it out, and takes over once there was none for ``STALE_S`` by the store's own clock. Of two
-that begin at once the later writer stays. The object says who holds the folder, so that on one host
-a holder that died is found out at once.
+keeps it out, and takes over once there was none for ``STALE_S``, by the store's own clock if it has
+one. Of two that begin at once the later writer stays. The object says who holds the folder, so that
+on one host a holder that died is found out at once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 
 from shoal.storage.catalog import new_token
 from shoal.storage.files import told
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 """Seconds between two looks for a sign of life."""
+
+_NEXT = b"\n"
 
 _SETTLE_S = 0.5
 """Seconds for another run that began at the same moment to be heard of."""
@@ -38,14 +41,16 @@ def lease(folder: StorePath) -> Iterator[None]:
     medium = connect(folder.scheme, folder.bucket, folder.options)
     lock, own = folder / LOCK_NAME, Owner.here()
     _await_end(medium, lock, _tried(medium, folder))
-    medium.put(lock, own.record)
+    medium.put(lock, _sign(own, 0))
     time.sleep(_SETTLE_S)
-    _check(medium, lock, own)
+    if (found := _owner(medium, lock)) != own:
+        raise in_use(folder, found)
+    numbers = count(1)
 
     def beat() -> None:
         if _owner(medium, lock) != own:
             raise OSError(f"{lock} was taken by another run")
-        medium.put(lock, own.record)
+        medium.put(lock, _sign(own, next(numbers)))
 
     try:
         with signs_of_life(beat):
@@ -58,8 +63,8 @@ def lease(folder: StorePath) -> Iterator[None]:
             logger.warning("%s could not be deleted: %s", lock, told(error))
 
 
-def _tried(medium: StoreMedium, folder: StorePath) -> float:
-    """The store's own time, from an object that is written, found, read and deleted."""
+def _tried(medium: StoreMedium, folder: StorePath) -> float | None:
+    """The store's own time, if it tells, from an object that is written, read and deleted."""
     probe = folder / f"{LOCK_NAME}.{new_token()}"
     medium.put(probe, b"")
     try:
@@ -68,35 +73,44 @@ def _tried(medium: StoreMedium, folder: StorePath) -> float:
         medium.read(probe)
     finally:
         medium.delete(probe)
-    return time.time() if changed is None else changed.timestamp()
+    return None if changed is None else changed.timestamp()
 
 
-def _await_end(medium: StoreMedium, lock: StorePath, now: float) -> None:
-    """Wait until nobody holds the folder; ``now`` is the store's time. Raises ConfigError."""
-    ahead = now - time.time()
-    found, first = _owner(medium, lock), medium.changed(lock)
-    if found is None or first is None:
+def _await_end(medium: StoreMedium, lock: StorePath, now: float | None) -> None:
+    """Wait until nobody holds the folder; ``now`` is the store's time. Raises ConfigError.
+
+    A store that does not tell when an object was written is watched for as long as that takes.
+    """
+    first, changed = _read(medium, lock), medium.changed(lock)
+    found = Owner.of(first.partition(_NEXT)[0])
+    if found is None:
         return
+    age_s = 0.0 if now is None or changed is None else now - changed.timestamp()
+    end = time.monotonic() + STALE_S - age_s
     while not found.is_here or found.is_alive_here:
-        changed = medium.changed(lock)
-        if changed is None:
+        sign = _read(medium, lock)
+        if not sign:
             return
-        if changed != first or found.is_alive_here:
+        if sign != first or (found.is_alive_here and time.monotonic() < end):
             raise in_use(lock.parent, found)
-        if time.time() + ahead - changed.timestamp() > STALE_S:
+        if time.monotonic() > end:
             break
         time.sleep(_LOOK_S)
     logger.warning("%s is taken over from %s, which ended without a word.", lock.parent, found)
 
 
+def _sign(owner: Owner, number: int) -> bytes:
+    """What the lock holds: the owner, and how often it has said so, that it be seen to live."""
+    return owner.record + _NEXT + str(number).encode()
+
+
 def _owner(medium: StoreMedium, lock: StorePath) -> Owner | None:
+    return Owner.of(_read(medium, lock).partition(_NEXT)[0])
+
+
+def _read(medium: StoreMedium, lock: StorePath) -> bytes:
+    """What stands in the lock; nothing where there is none."""
     try:
-        return Owner.of(medium.read(lock))
+        return medium.read(lock)
     except FileNotFoundError:
-        return None
-
-
-def _check(medium: StoreMedium, lock: StorePath, own: Owner) -> None:
-    found = _owner(medium, lock)
-    if found != own:
-        raise in_use(lock.parent, found)
+        return b""
