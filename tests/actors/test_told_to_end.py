@@ -35,6 +35,21 @@ def test_being_told_is_an_exception_that_says_by_what(number: signal.Signals) ->
 
 
 @pytest.mark.usefixtures("handles_hangups")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_meets_a_finalizer_is_not_lost(number: signal.Signals) -> None:
+    class Dying:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+
+    with pytest.raises(Terminated) as told, termination_raises():
+        dying = Dying()
+        del dying
+        time.sleep(10)
+    assert told.value.signal_name == number.name
+
+
+@pytest.mark.usefixtures("handles_hangups")
 def test_nohup_keeps_a_command_running() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with termination_raises():
