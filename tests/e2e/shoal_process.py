@@ -60,6 +60,10 @@ class MarkedProcess:
         """Send SIGTERM to the command itself."""
         self._process.terminate()
 
+    def kill(self) -> None:
+        """Send SIGKILL to the command itself, which can tell nobody."""
+        self._process.kill()
+
     def hang_up(self) -> None:
         """What a terminal does that is closed: tell the whole group."""
         os.killpg(self._process.pid, signal.SIGHUP)
