@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ray.scripts.scripts import drain_node
 
 from tests.kuberay.manifests import (
     CLUSTER,
@@ -132,6 +134,31 @@ def test_pods_drain(document: dict[str, Any]) -> None:
         assert pod["restartPolicy"] == "Never"
         assert pod["terminationGracePeriodSeconds"] >= 60
         assert "ray stop" in pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
+
+
+@pytest.mark.parametrize("path", [CLUSTER, JOB], ids=lambda path: path.stem)
+def test_workers_of_a_run_are_told_before_their_node_ends(path: Path) -> None:
+    _, group = groups(load(path))
+    pod = group["template"]["spec"]
+    shell, flag, script = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert (shell, flag) == ("/bin/sh", "-c")
+    drain, wait, body, done, stop = script.split("; ")
+    command = shlex.split(drain)
+    assert command[:4] == ["timeout", "20", "ray", "drain-node"] and stop == "ray stop"
+    # The command takes these, and what is waited for is there while a worker runs only.
+    options = drain_node.make_context("drain-node", command[4:]).params
+    assert options["reason"] == "DRAIN_NODE_REASON_PREEMPTION"
+    assert 30 <= options["deadline_remaining_seconds"] < pod["terminationGracePeriodSeconds"]
+    ends = subprocess.run(
+        [
+            "/bin/sh",
+            "-c",
+            "; ".join([wait.replace("[R]ayTrainWorker", "[N]oSuchWorker"), body, done]),
+        ],
+        timeout=20,
+        check=False,
+    )
+    assert ends.returncode == 0, "the script itself is not taken for a worker"
 
 
 def test_every_ray_pod_mounts_the_shared_folder(document: dict[str, Any]) -> None:
