@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from shoal.config import JournalSettings
 from shoal.errors import WorkError
-from shoal.inference.journal.records import Began, encode
+from shoal.inference.journal.records import Began, Grew, encode
 from shoal.inference.journal.segments import Store
 from shoal.inference.journal.staging import Batch, Staging
 from shoal.inference.request import Request
@@ -109,17 +109,9 @@ class Journal:
         number = self._staging.begin(Began(request=request, time=time.time()))
         return self._counted(number, len(request.prompt))
 
-    def grow(
-        self,
-        request_id: str,
-        choice: int,
-        position: int,
-        token_ids: tuple[int, ...],
-        finish_reason: str | None,
-    ) -> int | None:
+    def grow(self, grew: Grew) -> int | None:
         """Add what came for a choice; gives the batch that has it, None where there was no room."""
-        number = self._staging.grow(request_id, choice, position, token_ids, finish_reason)
-        return self._counted(number, len(token_ids))
+        return self._counted(self._staging.grow(grew), len(grew.token_ids))
 
     def leave_out(self, num_tokens: int) -> None:
         """Count tokens of a request of which something was left out before."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from shoal.inference.journal.journal import Journal
+from shoal.inference.journal.records import Grew
 from shoal.inference.protocol import Output, Stats
 from shoal.inference.request import Request
 from shoal.inference.step_engine import StepEngine
@@ -75,7 +76,15 @@ class JournaledEngine:
         under_way = self._under_way.pop(request_id, None)
         if under_way is not None and not under_way.is_left_out:
             for choice, size in under_way.sizes.items():
-                self._journal.grow(request_id, choice, size, (), "abort")
+                self._journal.grow(
+                    Grew(
+                        request_id=request_id,
+                        choice=choice,
+                        position=size,
+                        token_ids=(),
+                        finish_reason="abort",
+                    )
+                )
         if any(held.output.request_id == request_id for held in self._held):
             kept = [held for held in self._held if held.output.request_id != request_id]
             self._held = deque(kept)
@@ -126,7 +135,13 @@ class JournaledEngine:
             self._journal.leave_out(len(output.token_ids))
             return None
         batch = self._journal.grow(
-            output.request_id, output.choice, size, output.token_ids, output.finish_reason
+            Grew(
+                request_id=output.request_id,
+                choice=output.choice,
+                position=size,
+                token_ids=output.token_ids,
+                finish_reason=output.finish_reason,
+            )
         )
         under_way.is_left_out = batch is None
         return batch

@@ -105,25 +105,18 @@ class Staging:
             batch.began.append(began)
             return batch.number
 
-    def grow(
-        self,
-        request_id: str,
-        choice: int,
-        position: int,
-        token_ids: tuple[int, ...],
-        finish_reason: str | None,
-    ) -> int | None:
+    def grow(self, grew: Grew) -> int | None:
         """Add what came for a choice; gives the batch's number, or None where there is no room."""
         with self._condition:
-            batch = self._room_for(len(token_ids))
+            batch = self._room_for(len(grew.token_ids))
             if batch is None:
                 return None
-            key = (request_id, choice)
+            key = (grew.request_id, grew.choice)
             growth = batch.growth.get(key)
             if growth is None:
-                growth = batch.growth[key] = _Growth(position)
-            growth.tokens.extend(token_ids)
-            growth.finish_reason = finish_reason
+                growth = batch.growth[key] = _Growth(grew.position)
+            growth.tokens.extend(grew.token_ids)
+            growth.finish_reason = grew.finish_reason
             return batch.number
 
     def take(self, not_before: float) -> Batch | None:
