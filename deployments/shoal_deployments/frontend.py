@@ -1,4 +1,4 @@
-"""One HTTP process: the application of ``app.py`` over the engines, as a Ray Serve replica."""
+"""One HTTP process: the application of ``http_app.py`` over the engines, as a Ray Serve replica."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ray import serve
 
 from shoal.config import ServeConfig
 from shoal.inference.loading import served_tokenizer
-from shoal_deployments.app import build_app
 from shoal_deployments.disconnects import Disconnects
 from shoal_deployments.engines import Engines
+from shoal_deployments.http_app import build_http_app
 from shoal_deployments.weights_mark import weights_mark
 
 CONNECT_TIMEOUT_S = 60.0
@@ -49,7 +49,7 @@ class Frontend:
             timeout_s=CONNECT_TIMEOUT_S,
             patience_s=config.serve.stall_s,
         )
-        app = build_app(engines, self._tokenizer, config.serve)
+        app = build_http_app(engines, self._tokenizer, config.serve)
         app.add_middleware(Disconnects)
         app.router.add_event_handler("shutdown", engines.close)
         return app

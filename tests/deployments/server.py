@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from shoal.config import ServeSettings
-from shoal_deployments.app import build_app
+from shoal_deployments.http_app import build_http_app
 from tests.deployments.fake_engine import FakeEngine
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ def serve(
 ) -> Iterator[Served]:
     """Serve ``engine`` until the end of the block; ``wrap`` puts the application into another."""
     engine = engine or FakeEngine()
-    app = build_app(engine, engine.tokenizer, settings or ServeSettings())
+    app = build_http_app(engine, engine.tokenizer, settings or ServeSettings())
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(wrap(app), log_config=None, timeout_graceful_shutdown=1)

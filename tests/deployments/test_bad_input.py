@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from shoal.inference import SamplingParams
+from shoal_deployments.openai.requests import ChatCompletionBody, CompletionBody
 from tests.deployments.server import Served
 
 HUGE = 10**6
@@ -259,6 +262,13 @@ def test_what_changes_nothing_is_taken(
 def test_an_unknown_field_is_answered_with_the_nearest(served: Served) -> None:
     message = served.complete(temprature=1).json()["error"]["message"]
     assert message == "temprature: no such field. Did you mean temperature."
+
+
+def test_both_bodies_have_every_sampling_parameter() -> None:
+    # A completion asks for the prompt's log-probabilities by echo.
+    wanted = {field.name for field in dataclasses.fields(SamplingParams)} - {"prompt_logprobs"}
+    for body in (CompletionBody, ChatCompletionBody):
+        assert wanted <= body.model_fields.keys()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from shoal.config import ServeSettings
-from shoal_deployments.app import build_app
+from shoal_deployments.http_app import build_http_app
 from tests.deployments.bodies import PATHS, bodies, spoiled
 from tests.deployments.fake_engine import FakeEngine
 from tests.deployments.server import Served, events, serve
@@ -27,7 +27,7 @@ RUN = settings(
 @cache
 def _document() -> dict[str, Any]:
     engine = FakeEngine()
-    document: dict[str, Any] = build_app(engine, engine.tokenizer, ServeSettings()).openapi()
+    document: dict[str, Any] = build_http_app(engine, engine.tokenizer, ServeSettings()).openapi()
     return document
 
 

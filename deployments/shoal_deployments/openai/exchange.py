@@ -10,8 +10,6 @@ or because a step failed.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -22,21 +20,21 @@ from typing import Any, Generic
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from shoal.errors import ConfigError, Overloaded, ShoalError
-from shoal.inference.protocol import Output
 from shoal.inference.request import Request
 from shoal_deployments.access_log import note_left
 from shoal_deployments.engine_client import EngineUnavailable
 from shoal_deployments.mailbox import Mailbox
-from shoal_deployments.openai.answers import Answers, Choice
+from shoal_deployments.openai.answers import Answers
 from shoal_deployments.openai.connection import ClientLeft, while_connected
+from shoal_deployments.openai.delivery import Delivery
 from shoal_deployments.openai.endpoint import Endpoint, PromptTokens
-from shoal_deployments.openai.errors import ApiError, error_response
+from shoal_deployments.openai.errors import error_response
 from shoal_deployments.openai.event_ids import HEADER, EventIds, Origin, Progress, refused
-from shoal_deployments.openai.failures import api_error
+from shoal_deployments.openai.failures import api_error, log_failure
 from shoal_deployments.openai.json_body import read_json_object
 from shoal_deployments.openai.prepare import (
     check_choices,
@@ -49,12 +47,7 @@ from shoal_deployments.openai.service import Service
 from shoal_deployments.openai.sse import EventStream
 from shoal_deployments.openai.stream_events import StreamEvents
 from shoal_deployments.openai.validation import BodyT, parse_body
-from shoal_deployments.openai.writer import Header, Writer, usage_of
-
-logger = logging.getLogger(__name__)
-
-_CHARACTERS_PER_LOGPROB = 16
-"""Writing one takes as long as tokenizing so many characters."""
+from shoal_deployments.openai.writer import Header
 
 
 class Exchange(Response, Generic[BodyT]):
@@ -79,7 +72,7 @@ class Exchange(Response, Generic[BodyT]):
             note_left(scope)
         except ShoalError as error:
             refusal = api_error(error, limits.retry_after_s)
-            _log(refusal)
+            log_failure(refusal)
             await error_response(refusal)(scope, receive, send)
 
     async def _answer(
@@ -111,6 +104,7 @@ class Exchange(Response, Generic[BodyT]):
         wanted = origin.fingerprint or None
         async with self._submitted(requests, answers, wanted) as (mailbox, fingerprint):
             service.metrics.prompt_tokens.inc(answers.num_prompt)
+            delivery = Delivery(service, answers, mailbox, self._begin)
             header = Header(
                 id=answer_id,
                 created=origin.created,
@@ -129,9 +123,9 @@ class Exchange(Response, Generic[BodyT]):
                     keep_alive_s=service.limits.keep_alive_s,
                 )
                 events = StreamEvents(writer, answers, progress, ids)
-                await self._stream(stream, events, mailbox)
+                await delivery.stream(stream, events)
             else:
-                whole = await self._whole(writer, answers, mailbox)
+                whole = await delivery.whole(writer)
                 whole.headers["x-request-id"] = answer_id
                 await whole(scope, receive, send)
 
@@ -170,71 +164,3 @@ class Exchange(Response, Generic[BodyT]):
             mailbox.close()
             if is_taken and (unfinished := answers.unfinished_ids):
                 engine.abort(unfinished)
-
-    async def _whole(self, writer: Writer, answers: Answers, mailbox: Mailbox) -> Response:
-        """The answer in one piece."""
-        choices = answers.blank_choices()
-        while answers.unfinished_ids:
-            for added in self._absorb(answers, await mailbox.take()):
-                choices[added.index].add(added)
-        size = _size(choices)
-
-        def write(choices: Sequence[Choice]) -> Response:
-            return JSONResponse(writer.whole(choices, usage_of(answers)))
-
-        return await self._service.tokenizing.run(size, write, choices)
-
-    async def _stream(self, stream: EventStream, events: StreamEvents, mailbox: Mailbox) -> None:
-        """The answer event by event."""
-        answers = events.answers
-        await stream.start()
-        try:
-            await stream.events(events.opening())
-            while answers.unfinished_ids:
-                for some, are_known in events.split(await self._next(mailbox, stream)):
-                    added = self._absorb(answers, some, are_known=are_known)
-                    size = _size(added)
-                    await stream.events(await self._service.tokenizing.run(size, events.of, added))
-            await stream.events(events.closing())
-            await stream.end()
-        except ShoalError as error:
-            failure = api_error(error, self._service.limits.retry_after_s)
-            _log(failure)
-            await stream.fail(failure)
-        except Exception:
-            # A mistake of ours: the client hears of it, and the server logs it.
-            await stream.fail(ApiError(500, "The server failed.", code="internal_error"))
-            raise
-
-    async def _next(self, mailbox: Mailbox, stream: EventStream) -> list[Output]:
-        """What comes next; meanwhile the client is shown that the stream is alive."""
-        while True:
-            try:
-                async with asyncio.timeout(self._service.limits.keep_alive_s):
-                    return await mailbox.take()
-            except TimeoutError:
-                await stream.comment()
-
-    def _absorb(
-        self, answers: Answers, outputs: Sequence[Output], *, are_known: bool = False
-    ) -> list[Choice]:
-        metrics, before = self._service.metrics, answers.num_generated
-        added = answers.absorb(outputs, are_known=are_known)
-        if before == 0 < answers.num_generated:
-            metrics.first_token_seconds.observe(time.perf_counter() - self._begin)
-        metrics.generated_tokens.inc(answers.num_generated - before)
-        return added
-
-
-def _size(choices: Sequence[Choice]) -> int:
-    """How much work it is to write ``choices``, in characters to tokenize."""
-    entries = sum(
-        len(choice.logprobs or ()) + len(choice.prompt_logprobs or ()) for choice in choices
-    )
-    return entries * _CHARACTERS_PER_LOGPROB
-
-
-def _log(error: ApiError) -> None:
-    """The client's mistakes are not the operator's business; failures of ours are."""
-    if error.status >= 500 or error.code == "slow_reader":
-        logger.warning("Status %d: %s", error.status, error.message)

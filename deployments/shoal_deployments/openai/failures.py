@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 from shoal.errors import ConfigError, Overloaded, ShoalError
 from shoal_deployments.engine_client import EngineUnavailable
 from shoal_deployments.mailbox import SlowReader
 from shoal_deployments.openai.errors import ApiError, from_config_error, try_later
+
+logger = logging.getLogger(__name__)
 
 
 def api_error(error: ShoalError, retry_after_s: int) -> ApiError:
@@ -21,3 +25,9 @@ def api_error(error: ShoalError, retry_after_s: int) -> ApiError:
     if isinstance(error, SlowReader):
         return ApiError(408, str(error), code="slow_reader")
     return ApiError(500, str(error), code="engine_failed")
+
+
+def log_failure(error: ApiError) -> None:
+    """Log what went wrong here; the client's mistakes are not the operator's business."""
+    if error.status >= 500 or error.code == "slow_reader":
+        logger.warning("Status %d: %s", error.status, error.message)

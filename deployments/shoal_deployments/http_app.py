@@ -24,7 +24,7 @@ from shoal_deployments.operations import operation_routes
 from shoal_deployments.tokenizing import Tokenizing
 
 
-def build_app(engine: EngineClient, tokenizer: Tokenizer, settings: ServeSettings) -> FastAPI:
+def build_http_app(engine: EngineClient, tokenizer: Tokenizer, settings: ServeSettings) -> FastAPI:
     """The application that serves ``engine``'s model under OpenAI's paths.
 
     Reads the API keys that ``settings.auth`` points to: ConfigError where there are none.
