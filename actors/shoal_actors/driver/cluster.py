@@ -181,7 +181,7 @@ def _connect(address: str) -> None:
         raise ConfigError("RAY_ADDRESS", address, str(error), _REMEDY) from error
 
 
-_REMEDY = "Give the address of a running cluster, or unset it to train on this machine alone"
+_REMEDY = "Give the address of a running cluster, or unset it to use this machine alone"
 
 
 def _probe(address: str) -> None:

@@ -11,7 +11,10 @@ from shoal.inference.request import Request
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Sizes of an engine, checked together: ConfigError on a field of ``serve.limits``."""
+    """Sizes of an engine, checked together: ConfigError on one of these fields.
+
+    ``loading.limits_of`` makes them of what the user wrote, and refuses that by its own names.
+    """
 
     vocab_size: int
     """Rows of the model's head; every token id of a request lies below it."""
@@ -62,12 +65,10 @@ class Limits:
     def __post_init__(self) -> None:
         for field in self.__dataclass_fields__:
             if field != "prefix_cache" and getattr(self, field) < 1:
-                raise ConfigError(
-                    f"serve.limits.{field}", getattr(self, field), "it is below 1", "Raise it"
-                )
+                raise ConfigError(field, getattr(self, field), "it is below 1", "Raise it")
         if self.max_step_tokens < self.max_running:
             raise ConfigError(
-                "serve.limits.max_step_tokens",
+                "max_step_tokens",
                 self.max_step_tokens,
                 f"a step has to hold one token of each of max_running = {self.max_running} "
                 "sequences",
