@@ -16,7 +16,6 @@ from shoal.training import (
     EventKind,
     EventReader,
     MetricsWriter,
-    StepMetrics,
     TrainResult,
     append_event,
 )
@@ -28,7 +27,7 @@ from shoal_actors.train.gang import NoRoom
 from shoal_actors.train.growth import Growth
 from shoal_actors.train.leaving import Departure, LeavingWatch
 from shoal_actors.train.room import Room
-from tests.training.tiny import make_config
+from tests.training.tiny import make_config, metrics_of
 
 WORKER = {"CPU": 1.0}
 
@@ -235,25 +234,10 @@ def test_a_run_pauses_longer_after_each_failure_in_one_place(tmp_path: Path) -> 
     assert [failure["in_a_row"] for failure in failures] == [1, 2, 3, 4]
 
 
-def _metrics(step: int) -> StepMetrics:
-    return StepMetrics(
-        step=step,
-        loss=2.0,
-        auxiliary_loss=None,
-        grad_norm=1.0,
-        lr=0.1,
-        tokens=64,
-        labels=60,
-        tokens_per_second=32.0,
-        step_seconds=2.0,
-        memory_bytes=1000,
-    )
-
-
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[MetricsWriter]:
     with MetricsWriter(tmp_path, last_step=0) as writer:
-        writer.write(_metrics(1))  # of the attempt before
+        writer.write(metrics_of(1, step_seconds=2.0))  # of the attempt before
         yield writer
 
 
@@ -275,7 +259,7 @@ def test_a_gang_is_stopped_for_more_once_it_is_worth_it(
     places = Places([2])
     growth = _growth(tmp_path, places, ordered)
     growth.look(0.0)  # before the first step: its workers are only starting
-    writer.write(_metrics(2))
+    writer.write(metrics_of(2, step_seconds=2.0))
     growth.look(1000.0)  # the gang has trained from here on
     growth.look(1049.0)
     growth.look(1051.0)
@@ -288,7 +272,7 @@ def test_a_gang_is_stopped_for_more_once_it_is_worth_it(
 def test_a_gang_near_its_end_goes_on_as_it_is(tmp_path: Path, writer: MetricsWriter) -> None:
     ordered: list[bool] = []
     growth = _growth(tmp_path, Places([6]), ordered)
-    writer.write(_metrics(76))  # 24 steps of 2 seconds are left
+    writer.write(metrics_of(76, step_seconds=2.0))  # 24 steps of 2 seconds are left
     for now in (0.0, 100.0, 200.0):
         growth.look(now)
     assert not ordered and growth.goal is None
@@ -297,7 +281,7 @@ def test_a_gang_near_its_end_goes_on_as_it_is(tmp_path: Path, writer: MetricsWri
 def test_flickering_room_does_not_stop_a_gang(tmp_path: Path, writer: MetricsWriter) -> None:
     ordered: list[bool] = []
     growth = _growth(tmp_path, Places([2, 0, 2, 0]), ordered)
-    writer.write(_metrics(2))
+    writer.write(metrics_of(2, step_seconds=2.0))
     for now in (0.0, 60.0, 62.0, 64.0, 66.0):
         growth.look(now)
     assert not ordered

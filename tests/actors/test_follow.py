@@ -32,6 +32,8 @@ def test_only_what_this_command_does_is_shown(tmp_path: Path) -> None:
         append_event(
             tmp_path, EventKind.FAILURE, is_final=False, **failure, in_a_row=2, pause_seconds=4.0
         )
+        append_event(tmp_path, EventKind.WAIT, missing="2 places")
+        append_event(tmp_path, EventKind.RESIZE, **{"from": 2, "to": 4, "cause": "there is room"})
         append_event(tmp_path, EventKind.NOTICE, cause="SIGTERM to rank 1")
         append_event(tmp_path, EventKind.SAVE, step=2, num_bytes=12345)
         append_event(tmp_path, EventKind.FAILURE, is_final=True, **failure)
@@ -44,6 +46,8 @@ def test_only_what_this_command_does_is_shown(tmp_path: Path) -> None:
         "Rank 1 failed. ValueError: [x] (1 in a row; 2 are recovered from)",
         "Rank 1 failed. ValueError: [x] (2 in a row; 2 are recovered from;"
         " the next attempt begins in 4 s)",
+        "Waiting for room: 2 places",
+        "Going on as 4 workers instead of 2: there is room",
         "Told to end: SIGTERM to rank 1",
         "Saved step 2: 12,345 bytes",
     ]
