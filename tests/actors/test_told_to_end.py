@@ -90,8 +90,8 @@ from shoal_actors.driver import Terminated, divert_output, termination_raises
 os.login_tty(0)
 try:
     with termination_raises(), divert_output(Path("log")) as console:
-        console.print("ready")
         try:
+            console.print("ready")
             time.sleep(60)
         finally:
             time.sleep(0.2)  # as long as the terminal needs to be gone
