@@ -15,7 +15,7 @@ from shoal.plan import Found, Machine, Rates, gpu_rates, make_plan, search, sear
 from shoal.plan.candidates import Reasons, candidates
 from shoal.plan.model import read_decoder_config
 from shoal.plan.search_sheets import found_as_dict, settings_text
-from shoal.plan.sheets import bytes_text
+from shoal.plan.sheet import bytes_text
 from shoal.plan.table import plain
 from tests.plan.configs import EXPERTS, config
 

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from shoal.plan import Kind, Plan, draw_plan, make_plan, print_plan
-from shoal.plan.sheets import bytes_text, sheets
+from shoal.plan.sheet import bytes_text
+from shoal.plan.sheets import sheets
 from shoal.plan.svg import MOST_DOMAINS
 from tests.plan.configs import EXPERTS, config
 

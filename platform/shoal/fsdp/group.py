@@ -6,12 +6,13 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
 from shoal.errors import WorkError
+from shoal.fsdp.entry import Entry
 from shoal.fsdp.gradients import GradientBuffers, GradientFormat
 from shoal.fsdp.grid import Grid
 from shoal.fsdp.lane import Task
@@ -33,19 +34,6 @@ _PADDING_WORTH_A_WARNING = 1 << 20
 
 _GROUP_ATTRIBUTE = "_shoal_group"
 """Where a parameter of a group points to the group, weakly."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One parameter, however often it is registered (tied weights)."""
-
-    slots: tuple[Slot, ...]
-
-    compute: nn.Parameter
-    """The module's own parameter, a view of the whole weights; registered while they are in use."""
-
-    local: nn.Parameter
-    """Main weights of the rows held here; registered at rest, and what the optimizer updates."""
 
 
 class ParameterGroup:
@@ -168,7 +156,9 @@ class ParameterGroup:
                 continue
             entry.compute.requires_grad_(entry.local.requires_grad)
             if entry.local.requires_grad:
-                self._watch(index, entry, arrive)
+                if index not in self._watched:
+                    self._watched.add(index)
+                    entry.watch(partial(arrive, index))
                 if self.gradients is None:
                     self.gradients = self._make_gradients()
 
@@ -190,20 +180,17 @@ class ParameterGroup:
         self._gather.finish()
         if not self._installed:
             for entry in self.entries:
-                for slot in entry.slots:
-                    slot.check(entry.local)
+                entry.check()
             self._installed = True
             for entry in self.entries:
-                for slot in entry.slots:
-                    slot.swap(entry.local, entry.compute)
+                entry.open()
 
     def close(self) -> None:
         """Register the main weights and let the whole weights go."""
         if self._installed:
             self._installed = False
             for entry in self.entries:
-                for slot in entry.slots:
-                    slot.swap(entry.compute, entry.local)
+                entry.close()
         if self._gather is not None:
             self._gather.finish()
             self._gather = None
@@ -257,45 +244,13 @@ class ParameterGroup:
             )
 
     def _shard(self, index: int, slots: tuple[Slot, ...], original: nn.Parameter) -> Entry:
-        rows = self.weights.main.rows(index)
-        view = self.weights.main.view(index)
+        held, rows = self.weights.main.rows(index), self.weights.main.view(index)
         if original.device.type != "meta":
-            view.copy_(original.detach()[rows.start : rows.stop])
-        local = nn.Parameter(view, requires_grad=original.requires_grad)
-        compute = original
-        if original.device.type != self.grid.device.type:
-            compute = nn.Parameter(view.new_empty(0), original.requires_grad)
-            compute.__dict__.update(original.__dict__)
-        compute.grad = None
-        # Unlike a parameter made of the view this one does not share the buffer's version counter,
-        # so a gather between forward and backward does not look like a change of weights.
-        compute.data = self.weights.whole.view(index)
-        for parameter in (local, compute):
+            rows.copy_(original.detach()[held.start : held.stop])
+        entry = Entry.of(slots, original, rows=rows, whole=self.weights.whole.view(index))
+        for parameter in (entry.local, entry.compute):
             setattr(parameter, _GROUP_ATTRIBUTE, weakref.ref(self))
-        for slot in slots:
-            slot.swap(original, local)
-        return Entry(slots=slots, compute=compute, local=local)
-
-    def _watch(self, index: int, entry: Entry, arrive: Callable[[int, torch.Tensor], None]) -> None:
-        if index in self._watched:
-            return
-        self._watched.add(index)
-        path = entry.slots[0].path
-
-        def take(parameter: torch.Tensor) -> None:
-            gradient = parameter.grad
-            assert gradient is not None
-            parameter.grad = None
-            arrive(index, gradient)
-
-        def refuse(_: torch.Tensor) -> None:
-            raise WorkError(
-                f"Parameter {path} was used outside the forward of the unit that owns it, where it "
-                "is this rank's rows of the main weights: make its user part of the unit."
-            )
-
-        entry.compute.register_post_accumulate_grad_hook(take)
-        entry.local.register_hook(refuse)
+        return entry
 
     def _make_gradients(self) -> GradientBuffers:
         return GradientBuffers(

@@ -23,6 +23,7 @@ from shoal.errors import ConfigError, WorkError
 from shoal.fsdp.group import ParameterGroup
 from shoal.fsdp.lanes import Lanes
 from shoal.fsdp.order import unit_trees
+from shoal.fsdp.reducing import Reducing
 from shoal.fsdp.tensors import tensors_in
 from shoal.fsdp.unit import Phase, Unit
 
@@ -44,7 +45,7 @@ class Schedule:
         )
         self._in_backward = False
         self._any_arrived = False
-        self._reducing: list[weakref.ref[ParameterGroup]] = []
+        self._reducing = Reducing(overlap=overlap)
 
     @property
     def units(self) -> list[Unit]:
@@ -231,9 +232,9 @@ class Schedule:
             unit.reduced = True
         else:
             unit.rest()
-        self._advance_reductions()
+        self._reducing.advance()
         for group in unit.groups:
-            self._start_reduce(group)
+            self._reducing.start(group, is_last=self.is_last)
 
     def _inputs_done(self, unit: Unit) -> Callable[[object], None]:
         """What runs when backward has made the gradients of the inputs of ``unit``."""
@@ -249,28 +250,6 @@ class Schedule:
 
         return done
 
-    def _start_reduce(self, group: ParameterGroup) -> None:
-        if group.gradients is None:
-            return
-        group.start_reduce(is_last=self.is_last)
-        if self._overlap:
-            self._reducing.append(weakref.ref(group))
-        else:
-            group.finish_reduce()
-
-    def _advance_reductions(self) -> None:
-        groups = [(reference, reference()) for reference in self._reducing]
-        self._reducing = [
-            reference for reference, group in groups if group is not None and group.advance_reduce()
-        ]
-
-    def _finish_reductions(self) -> None:
-        for reference in self._reducing:
-            group = reference()
-            if group is not None:
-                group.finish_reduce()
-        self._reducing.clear()
-
     def _finish_backward(self) -> None:
         """End of backward: called by autograd when the whole graph has run."""
         if self._any_arrived:
@@ -278,12 +257,13 @@ class Schedule:
         for unit in self.units:
             if unit.phase is not Phase.FORWARD:  # as when a forward differentiates inside itself
                 unit.rest()
-        self._finish_reductions()
+        self._reducing.finish()
         if self._any_arrived and self.is_last:
             for unit in self.units:
                 for group in unit.groups:
                     if group.unfinished:
-                        self._start_reduce(group)  # not reached by the last microbatch
+                        # Not reached by the last microbatch.
+                        self._reducing.start(group, is_last=True)
         self._end_backward()
 
     def _check_complete(self) -> None:
@@ -297,7 +277,7 @@ class Schedule:
                 )
 
     def _end_backward(self) -> None:
-        self._finish_reductions()
+        self._reducing.finish()
         self._in_backward = False
         self._any_arrived = False
 

@@ -13,12 +13,11 @@ import torch
 
 from shoal.fsdp.board import Board, Counter
 from shoal.fsdp.communicator import Counts, Pending
+from shoal.fsdp.deed_queue import Deed, DeedQueue
 from shoal.fsdp.deeds import (
     AllReduce,
     AllReduceAtOnce,
     AllToAll,
-    Deed,
-    DeedQueue,
     GatherIntoBuffer,
     GatherThroughBlock,
     ReduceScatter,

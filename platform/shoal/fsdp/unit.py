@@ -73,7 +73,7 @@ class Unit:
     @property
     def missing(self) -> list[str]:
         """Parameters that want a gradient and did not get one in the present backward."""
-        return [entry.slots[0].path for group in self.groups for entry in group.missing]
+        return [entry.path for group in self.groups for entry in group.missing]
 
     @property
     def generation(self) -> int:

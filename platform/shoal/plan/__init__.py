@@ -1,6 +1,7 @@
 """What a run will need and do, known before it starts; and the reasons to refuse it."""
 
 from shoal.plan.batches import Batches
+from shoal.plan.facts import stages_of, topology_of
 from shoal.plan.held import held_by_rank
 from shoal.plan.machine import Machine
 from shoal.plan.make import make_plan, plan_rank
@@ -10,11 +11,10 @@ from shoal.plan.mxfp8 import mxfp8_parameters
 from shoal.plan.plan import Plan
 from shoal.plan.precision import Precision, resolve_device, resolve_precision
 from shoal.plan.rates import GPUS, Rates, gpu_rates
-from shoal.plan.refusals import stages_of, topology_of
 from shoal.plan.saves import Saves
 from shoal.plan.search import Found, search
 from shoal.plan.search_sheets import found_as_dict, search_sheets
-from shoal.plan.sheets import Sheet, bytes_text
+from shoal.plan.sheet import Sheet, bytes_text
 from shoal.plan.size_sheets import sizes_as_dict, sizes_sheet, sizes_shown
 from shoal.plan.sizes import Sizes, at_size, plan_at, sizes_of
 from shoal.plan.step_time import StepTime

@@ -10,10 +10,11 @@ from torch import nn
 from shoal.config import Config
 from shoal.fsdp import Shard, ShardedParameter, Share
 from shoal.models import split_decoder
+from shoal.plan.facts import stages_of
 from shoal.plan.group import Formats, Group
 from shoal.plan.groups import decoder_groups, whole_shapes
 from shoal.plan.mxfp8 import mxfp8_parameters
-from shoal.plan.refusals import check_layout, stages_of
+from shoal.plan.refusals import check_layout
 from shoal.topology import Coordinates
 
 _FORMATS = Formats(

@@ -9,6 +9,7 @@ from shoal.models import DecoderConfig
 from shoal.parallel.pipeline.timeline import bubble_share
 from shoal.plan.activations import Kernels
 from shoal.plan.batches import Batches
+from shoal.plan.facts import stages_of, topology_of
 from shoal.plan.groups import whole_shapes
 from shoal.plan.machine import Machine
 from shoal.plan.model import read_decoder_config
@@ -17,7 +18,7 @@ from shoal.plan.plan import Plan
 from shoal.plan.precision import Precision, resolve_device, resolve_precision
 from shoal.plan.ranks import memory_of_ranks
 from shoal.plan.rates import Rates
-from shoal.plan.refusals import check, check_domain, stages_of, topology_of
+from shoal.plan.refusals import check, check_domain
 from shoal.plan.saves import Saves, StageSaves, num_copies
 from shoal.plan.stage import Layout, StagePlan
 from shoal.plan.step_time import StepTime

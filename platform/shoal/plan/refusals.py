@@ -6,20 +6,16 @@ are asked, so that the user hears everything at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from shoal.config import AxisLevels, Config
+from shoal.config import Config
 from shoal.data import check_vocabulary, load_tokenizer, plan_sources, tokenizer_name
 from shoal.errors import ConfigError, ConfigErrors
-from shoal.fsdp import placements_for
 from shoal.models import DecoderConfig, HFWeights
-from shoal.parallel.context import SequenceCut, check_dropout
-from shoal.parallel.expert import check_expert_degree
-from shoal.parallel.pipeline import Stages
-from shoal.plan.batches import Batches
+from shoal.plan.facts import Facts, Rule, topology_of
+from shoal.plan.layout_rules import batch, experts, levels, pipeline, shared_sequences, tensor
 from shoal.plan.machine import Machine
 from shoal.plan.model import read_decoder_config
 from shoal.plan.mxfp8 import mxfp8_parameters
@@ -34,35 +30,13 @@ RESUME_WORDS = ("auto", "never")
 """Values of ``checkpoint.resume`` that are no path."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What the rules look at."""
-
-    config: Config
-    machine: Machine
-
-    decoder: DecoderConfig | None
-    """The model; ``None`` where it cannot be read, which is a refusal of its own."""
-
-    topology: Topology | None
-    """The ranks; ``None`` where the degrees do not fit together, a refusal of its own."""
-
-
 def check(config: Config, machine: Machine) -> tuple[DecoderConfig, Topology]:
     """The model and the ranks of a run that nothing speaks against.
 
     Raises:
         ConfigError: with every refusal.
     """
-    found: list[ConfigError] = []
-    decoder = _kept(lambda: read_decoder_config(config.model), found)
-    topology = _kept(lambda: topology_of(config), found)
-    facts = Facts(config=config, machine=machine, decoder=decoder, topology=topology)
-    for rule in RULES:
-        found.extend(rule(facts))
-    ConfigErrors.raise_any(found)
-    assert decoder is not None and topology is not None
-    return decoder, topology
+    return _checked(config, machine, RULES)
 
 
 def check_layout(config: Config) -> tuple[DecoderConfig, Topology]:
@@ -71,101 +45,21 @@ def check_layout(config: Config) -> tuple[DecoderConfig, Topology]:
     Raises:
         ConfigError: with every reason for which there are no such ranks.
     """
+    return _checked(config, Machine.here(), (tensor, pipeline, experts, levels))
+
+
+def _checked(
+    config: Config, machine: Machine, rules: Sequence[Rule]
+) -> tuple[DecoderConfig, Topology]:
     found: list[ConfigError] = []
     decoder = _kept(lambda: read_decoder_config(config.model), found)
     topology = _kept(lambda: topology_of(config), found)
-    facts = Facts(config=config, machine=Machine.here(), decoder=decoder, topology=topology)
-    for rule in (_tensor, _experts, _pipeline, _levels):
+    facts = Facts(config=config, machine=machine, decoder=decoder, topology=topology)
+    for rule in rules:
         found.extend(rule(facts))
     ConfigErrors.raise_any(found)
     assert decoder is not None and topology is not None
     return decoder, topology
-
-
-def topology_of(config: Config) -> Topology:
-    """The ranks that ``cluster`` and ``parallel`` describe; raises ``ConfigError``."""
-    return Topology(
-        world_size=config.cluster.workers,
-        nvlink_domain=config.cluster.nvlink_domain,
-        pipeline=config.parallel.pipeline,
-        context=config.parallel.context,
-        expert=config.parallel.expert,
-    )
-
-
-def stages_of(config: Config) -> Stages:
-    """The pipeline that ``parallel`` describes."""
-    parallel = config.parallel
-    return Stages(num_stages=parallel.pipeline, virtual=parallel.virtual_stages)
-
-
-def _tensor(facts: Facts) -> Iterator[ConfigError]:
-    for name in ("tensor", "expert_tensor"):
-        degree = getattr(facts.config.parallel, name)
-        if degree != 1:
-            problem = (
-                "training shards whole rows of parameters over the ranks instead of splitting "
-                "matrix products, which would leave each GPU small products and an exchange "
-                "inside every layer"
-            )
-            remedy = "Set it to 1; sharding.*.inner = parameters saves the same memory"
-            yield ConfigError(f"parallel.{name}", degree, problem, remedy)
-
-
-def _experts(facts: Facts) -> Iterator[ConfigError]:
-    degree = facts.config.parallel.expert
-    if facts.decoder is None or degree == 1:
-        return
-    experts = facts.decoder.experts
-    if experts is None:
-        problem = f"no layer of this {facts.decoder.model_type} model has experts to share"
-        yield ConfigError("parallel.expert", degree, problem, "Set it to 1")
-        return
-    try:
-        check_expert_degree(experts.num_experts, degree)
-    except ConfigError as error:
-        yield error
-
-
-def _pipeline(facts: Facts) -> Iterator[ConfigError]:
-    parallel, decoder = facts.config.parallel, facts.decoder
-    if parallel.virtual_stages > 1 and parallel.pipeline == 1:
-        problem = "with one pipeline stage there is nothing to interleave"
-        remedy = "Set it to 1, or parallel.pipeline to 2 or more"
-        yield ConfigError("parallel.virtual_stages", parallel.virtual_stages, problem, remedy)
-        return
-    if decoder is None or stages_of(facts.config).num_chunks <= decoder.num_layers:
-        return
-    layers = decoder.num_layers
-    if parallel.pipeline > layers:
-        problem = f"the model's {layers} layers are fewer than the stages"
-        yield ConfigError("parallel.pipeline", parallel.pipeline, problem, f"Use at most {layers}")
-    else:
-        problem = (
-            f"{parallel.pipeline} stages of {parallel.virtual_stages} runs of layers are more runs "
-            f"than the model's {layers} layers"
-        )
-        remedy = f"Use at most {layers // parallel.pipeline}"
-        yield ConfigError("parallel.virtual_stages", parallel.virtual_stages, problem, remedy)
-
-
-def _levels(facts: Facts) -> Iterator[ConfigError]:
-    sharding = facts.config.sharding
-    kinds: dict[str, AxisLevels] = {"dense": sharding.dense, "expert": sharding.expert}
-    for kind, levels in kinds.items():
-        try:
-            placements_for(levels.outer, levels.inner)
-        except ConfigError as error:
-            field = f"sharding.{kind}.outer"
-            yield ConfigError(field, levels.outer.value, error.problem, error.remedy)
-
-
-def _batch(facts: Facts) -> Iterator[ConfigError]:
-    if facts.topology is not None:
-        try:
-            Batches.of(facts.config, facts.topology)
-        except ConfigError as error:
-            yield error
 
 
 def _context(facts: Facts) -> Iterator[ConfigError]:
@@ -174,21 +68,6 @@ def _context(facts: Facts) -> Iterator[ConfigError]:
         longest = decoder.max_position_embeddings
         problem = f"the model knows positions up to {longest} (max_position_embeddings)"
         yield ConfigError("data.seq_len", length, problem, f"Use at most {longest}")
-
-
-def _shared_sequences(facts: Facts) -> Iterator[ConfigError]:
-    size = facts.config.parallel.context
-    if size == 1:
-        return
-    try:
-        SequenceCut(length=facts.config.data.seq_len, size=size)
-    except ConfigError as error:
-        yield error
-    if facts.decoder is not None:
-        try:
-            check_dropout(facts.decoder.attention_dropout)
-        except ConfigError as error:
-            yield error
 
 
 def _data(facts: Facts) -> Iterator[ConfigError]:
@@ -278,14 +157,14 @@ def _resume(facts: Facts) -> Iterator[ConfigError]:
         yield ConfigError("checkpoint.resume", resume, problem, remedy)
 
 
-RULES: tuple[Callable[[Facts], Iterator[ConfigError]], ...] = (
-    _tensor,
-    _pipeline,
-    _experts,
-    _levels,
-    _batch,
+RULES: tuple[Rule, ...] = (
+    tensor,
+    pipeline,
+    experts,
+    levels,
+    batch,
     _context,
-    _shared_sequences,
+    shared_sequences,
     _data,
     _weights,
     _device,

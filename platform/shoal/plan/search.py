@@ -26,7 +26,7 @@ from shoal.plan.plan import Plan
 from shoal.plan.precision import resolve_device
 from shoal.plan.rates import Rates
 from shoal.plan.refusals import check, check_domain
-from shoal.plan.sheets import bytes_text
+from shoal.plan.sheet import bytes_text
 from shoal.plan.stage import Layout, StagePlan
 from shoal.plan.step_time import StepTime
 

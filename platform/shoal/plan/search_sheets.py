@@ -9,7 +9,8 @@ from shoal.config import Config
 from shoal.plan.candidates import Candidate
 from shoal.plan.plan import Plan
 from shoal.plan.search import Found
-from shoal.plan.sheets import Sheet, bytes_text, memory_sheet, seconds_text, time_sheet
+from shoal.plan.sheet import Sheet, bytes_text, seconds_text
+from shoal.plan.sheets import memory_sheet, time_sheet
 
 
 def search_sheets(found: Found, config: Config) -> Iterator[Sheet]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shoal.errors import ConfigError
 from shoal.plan.serving import ServingPlan, problems_of
-from shoal.plan.sheets import Sheet, bytes_text
+from shoal.plan.sheet import Sheet, bytes_text
 
 
 def serving_sheets(plan: ServingPlan) -> Iterator[Sheet]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from shoal.plan.links import LinkClass, link_of
 from shoal.plan.memory import AT_REST, IN_A_STEP, Kind
 from shoal.plan.plan import Plan
 from shoal.plan.saves import Saves
+from shoal.plan.sheet import MOST_ROWS, Sheet, bytes_text, seconds_text
 from shoal.topology import Axis
-
-MOST_ROWS = 64
-"""Ranks that are listed; the rest follows by its number."""
 
 LINKS: tuple[LinkClass, LinkClass] = ("inside", "outside")
 
@@ -30,23 +27,6 @@ _PARTS = {
     "update": "optimizer",
 }
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
-    """A titled table."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    numeric: frozenset[int]
-    """Columns that hold numbers and stand at the right."""
-
-    note: str = ""
-    """A line below."""
-
 
 def sheets(plan: Plan) -> Iterator[Sheet]:
     """Every sheet, in the order in which they are read."""
@@ -61,17 +41,6 @@ def sheets(plan: Plan) -> Iterator[Sheet]:
     yield _traffic(plan)
     if plan.time is not None:
         yield time_sheet(plan)
-
-
-def bytes_text(num_bytes: int) -> str:
-    """``num_bytes`` with three significant digits, such as ``1.53 GiB``."""
-    size, unit = float(num_bytes), 0
-    while size >= 999.5 and unit < len(_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    if unit == 0:
-        return f"{num_bytes} B"
-    digits = 2 if size < 9.995 else 1 if size < 99.95 else 0
-    return f"{size:.{digits}f} {_UNITS[unit]}"
 
 
 def _run(plan: Plan) -> Sheet:
@@ -289,16 +258,6 @@ def _emulation_note(plan: Plan) -> str:
     if not plan.precision.mxfp8:
         return ""
     return " Products in MXFP8 count as in bf16; their emulation takes several times as long."
-
-
-def seconds_text(seconds: float) -> str:
-    """``seconds`` with three significant digits, such as ``1.53 ms``."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        size = seconds * factor
-        if size >= 0.9995 or unit == "µs":
-            break
-    digits = 2 if size < 9.995 else 1 if size < 99.95 else 0
-    return f"{size:.{digits}f} {unit}"
 
 
 def _dtype(dtype: object) -> str:

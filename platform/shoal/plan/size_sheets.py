@@ -9,7 +9,7 @@ from shoal.config import Config
 from shoal.plan.machine import Machine
 from shoal.plan.plan import Plan
 from shoal.plan.rates import Rates
-from shoal.plan.sheets import MOST_ROWS, Sheet, bytes_text
+from shoal.plan.sheet import MOST_ROWS, Sheet, bytes_text
 from shoal.plan.sizes import Sizes, plan_at, sizes_of
 
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from shoal.config import Config
 from shoal.errors import ConfigError
 from shoal.plan.batches import Batches
+from shoal.plan.facts import topology_of
 from shoal.plan.machine import Machine
 from shoal.plan.make import plan_checked
 from shoal.plan.plan import Plan
 from shoal.plan.rates import Rates
-from shoal.plan.refusals import check_layout, topology_of
+from shoal.plan.refusals import check_layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

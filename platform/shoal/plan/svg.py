@@ -7,7 +7,7 @@ from html import escape
 
 from shoal.plan.memory import AT_REST, Kind
 from shoal.plan.plan import Plan
-from shoal.plan.sheets import bytes_text
+from shoal.plan.sheet import bytes_text
 from shoal.topology import Axis, Coordinates
 
 WIDTH = 1272

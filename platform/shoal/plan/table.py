@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.plan.plan import Plan
-from shoal.plan.sheets import Sheet, sheets
+from shoal.plan.sheet import Sheet
+from shoal.plan.sheets import sheets
 
 
 def print_plan(plan: Plan, console: Console) -> None:

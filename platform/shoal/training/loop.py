@@ -16,46 +16,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
-from shoal.checkpoint import (
-    CONFIG_FILE,
-    BackgroundSaver,
-    DirectSaver,
-    Loaded,
-    Location,
-    OnFailure,
-    Saver,
-    SaveReport,
-    State,
-    capture_rng,
-    clean,
-    hf_attachments,
-    load,
-    newest,
-    restore_rng,
-)
-from shoal.config import Config, dump_config
-from shoal.data import Batch, Sampler, SequenceDataset, rank_share, tokenizer_name
-from shoal.models import DecoderStage
+from shoal.checkpoint import CONFIG_FILE, Saver, newest
+from shoal.config import dump_config
+from shoal.data import Batch, SequenceDataset, rank_share
 from shoal.plan import Batches, topology_of
 from shoal.storage import medium_of
-from shoal.training.build import build_model, build_sharded_optimizer, fill_model
-from shoal.training.events import EventKind, append_event
+from shoal.training.build import build_model, build_sharded_optimizer
+from shoal.training.events import EventKind
 from shoal.training.guard import Guard, Recovery, SpoiledStep
 from shoal.training.job import TrainJob, TrainResult
 from shoal.training.metrics import MetricsWriter, StepMetrics
-from shoal.training.process import device_of, kernel_settings, seed_rank
+from shoal.training.process import device_of, kernel_settings
 from shoal.training.room import check_room
-from shoal.training.start import starting_point
+from shoal.training.state import PATIENCE, RunState
 from shoal.training.step import Stepper
-
-PATIENCE = 10
-"""How many times ``cluster.timeout_s`` a rank waits for another's disk while saving or loading. A
-peer that is gone is noticed at once all the same."""
 
 
 def _ignore(metrics: StepMetrics) -> None:
@@ -93,16 +70,11 @@ class _Run:
 
     job: TrainJob
     rank: int
-    patient: dist.ProcessGroup
-    """All ranks, for saving and loading."""
     place: tuple[int, int]
     """Which part of each step's sequences is this rank's, and of how many."""
     batches: Batches
     dataset: SequenceDataset
-    sampler: Sampler
-    model: DecoderStage
-    optimizer: torch.optim.Optimizer
-    guard: Guard
+    state: RunState
     stepper: Stepper
 
     @classmethod
@@ -114,19 +86,22 @@ class _Run:
         passes = build_model(config, job.precision, device_of(job.device))
         optimizer = build_sharded_optimizer(config, passes.model, job.precision)
         guard = Guard(config.train.guard)
+        patience_s = PATIENCE * config.cluster.timeout_s
         return cls(
             job=job,
             rank=rank,
-            patient=dist.new_group(
-                backend="gloo", timeout=timedelta(seconds=PATIENCE * config.cluster.timeout_s)
-            ),
             place=(topology.coordinates(rank).data, topology.data),
             batches=batches,
             dataset=SequenceDataset(job.data),
-            sampler=job.sampler(),
-            model=passes.model,
-            optimizer=optimizer,
-            guard=guard,
+            state=RunState(
+                job=job,
+                rank=rank,
+                patient=dist.new_group(backend="gloo", timeout=timedelta(seconds=patience_s)),
+                model=passes.model,
+                optimizer=optimizer,
+                sampler=job.sampler(),
+                guard=guard,
+            ),
             stepper=Stepper(
                 passes,
                 optimizer,
@@ -142,8 +117,8 @@ class _Run:
     ) -> TrainResult:
         """Start, step until the steps or the data end or any rank is told to; save on the way and
         at the end."""
-        start = self._choose()
-        step = self._begin(start)
+        start = self.state.choose()
+        step = self.state.begin(start)
         if self.rank == 0:
             # Not before: a configuration that does not fit the run's checkpoint is refused by then.
             path = self.job.folder.path / CONFIG_FILE
@@ -151,9 +126,9 @@ class _Run:
         is_own = start is not None and start.parent == self.job.folder.checkpoints
         saved = step if is_own else None
         every, settings = self.job.config.checkpoint.every, self.job.config.train
-        with self._metrics(step) as metrics, self._saver() as saver:
+        with self._metrics(step) as metrics, self.state.saver() as saver:
             if not is_own and settings.guard.action == "rollback":
-                self._save(saver, step)  # where to go back to before the first save
+                self.state.save(saver, step)  # where to go back to before the first save
                 saved = step
             recovery = Recovery(settings.guard)
             while step < settings.steps and (ids := self._next_ids()) is not None:
@@ -167,53 +142,15 @@ class _Run:
                     metrics.write(result)
                 on_step(result)
                 if every is not None and step % every == 0:
-                    self._save(saver, step)
+                    self.state.save(saver, step)
                     saved = step
                 saver.poll()
                 if self.stepper.any_told:
                     break
             if saved != step:
-                self._save(saver, step)
+                self.state.save(saver, step)
             saver.drain()
         return self._end(step)
-
-    def _choose(self) -> Location | None:
-        """The checkpoint to start from, as rank 0 sees it: others may not see the newest yet."""
-        choice: list[Location | None] = [None]
-        if self.rank == 0:
-            folder = self.job.folder.checkpoints
-            clean(folder)  # before: what an earlier attempt still writes is not published after
-            choice[0] = starting_point(folder, self.job.config.checkpoint.resume)
-        dist.broadcast_object_list(choice, src=0)
-        return choice[0]
-
-    def _begin(self, start: Location | None) -> int:
-        """Fill model, optimizer, sampler and generators; the steps made before."""
-        seed = self.job.config.run.seed
-        if start is None:
-            fill_model(self.model, self.job.config)
-            seed_rank(seed, self.rank, 0)
-            return 0
-        loaded = self._load(start)
-        self._note(EventKind.RESUME, step=loaded.step, path=str(start))
-        return loaded.step
-
-    def _load(self, start: Location) -> Loaded:
-        """Fill everything from a checkpoint."""
-        allow = self.job.config.checkpoint.allow
-        if allow:
-            fill_model(self.model, self.job.config)  # what may be missing needs values
-        loaded = load(
-            start, model=self.model, optimizer=self.optimizer, allow=allow, group=self.patient
-        )
-        self.guard.losses = loaded.counters.get("losses", [])
-        self.sampler.load_state_dict(loaded.counters["sampler"])
-        if loaded.rng is not None:
-            restore_rng(loaded.rng)
-        else:
-            # Another number of ranks saved: none of their generators is this rank's.
-            seed_rank(self.job.config.run.seed, self.rank, loaded.step)
-        return loaded
 
     def _recover(
         self,
@@ -224,7 +161,7 @@ class _Run:
     ) -> int:
         """Go on without the data that spoiled a step, or raise it; the steps made before."""
         step = spoiled.step - 1
-        skipped = self.sampler.consumed
+        skipped = self.state.sampler.consumed
         match self.job.config.train.guard.action:
             case "stop":
                 raise spoiled
@@ -233,17 +170,17 @@ class _Run:
                 recovery.count(spoiled, step)
             case "rollback":
                 saver.drain()  # so that what is newest depends on the steps alone
-                point = self._newest()
+                point = self.state.newest()
                 if point is None:
                     raise spoiled
-                data = self.sampler.state_dict()
-                loaded = self._load(point)
-                step, skipped = loaded.step, skipped - self.sampler.consumed
-                self.sampler.load_state_dict(data)
+                data = self.state.sampler.state_dict()
+                loaded = self.state.load(point)
+                step, skipped = loaded.step, skipped - self.state.sampler.consumed
+                self.state.sampler.load_state_dict(data)
                 recovery.count(spoiled, step)
                 if metrics is not None:
                     metrics.rewind(step)
-        self._note(
+        self.state.note(
             EventKind.SPOILED,
             step=spoiled.step,
             cause=spoiled.cause,
@@ -252,17 +189,9 @@ class _Run:
         )
         return step
 
-    def _newest(self) -> Location | None:
-        """The newest checkpoint of this run, as rank 0 sees it."""
-        choice: list[Location | None] = [None]
-        if self.rank == 0 and (last := newest(self.job.folder.checkpoints)) is not None:
-            choice[0] = last.path
-        dist.broadcast_object_list(choice, src=0)
-        return choice[0]
-
     def _next_ids(self) -> list[int] | None:
         """This rank's sequences of the next step; None where the data ends."""
-        ids = next(self.sampler, None)
+        ids = next(self.state.sampler, None)
         return None if ids is None else rank_share(ids, *self.place).tolist()
 
     def _microbatches(self, ids: list[int]) -> Iterator[Batch]:
@@ -280,57 +209,6 @@ class _Run:
         ):
             yield writer
 
-    def _saver(self) -> Saver:
-        """What saves this run's steps."""
-        settings = self.job.config.checkpoint
-        folder, on_failure = self.job.folder.checkpoints, OnFailure(settings.on_failure)
-        if not settings.asynchronous:
-            return DirectSaver(
-                folder,
-                keep=settings.keep,
-                on_failure=on_failure,
-                note=self._note_save,
-                group=self.patient,
-            )
-        return BackgroundSaver(
-            folder,
-            keep=settings.keep,
-            on_failure=on_failure,
-            note=self._note_save,
-            patience_s=PATIENCE * self.job.config.cluster.timeout_s,
-            group=self.patient,
-        )
-
-    def _save(self, saver: Saver, step: int) -> None:
-        state = State(
-            model=self.model,
-            optimizer=self.optimizer,
-            counters=self._counters(step),
-            rng=capture_rng(),
-            attachments=_attachments(self.job.config, self.model),
-        )
-        saver.save(step, state)
-
-    def _counters(self, step: int) -> dict[str, object]:
-        counters: dict[str, object] = {"step": step, "sampler": self.sampler.state_dict()}
-        if losses := self.guard.losses:
-            counters["losses"] = losses
-        return counters
-
-    def _note_save(self, report: SaveReport) -> None:
-        fields: dict[str, object] = {
-            "step": report.step,
-            "num_bytes": report.num_bytes,
-            "seconds": round(report.seconds, 3),
-            "stall_seconds": round(report.stall_s, 4),
-            "waited_seconds": round(report.waited_s, 4),
-        }
-        if report.error is None:
-            self._note(EventKind.SAVE, **fields, path=str(report.path))
-        else:
-            fields |= {"error": report.error, "is_tried_again": report.is_tried_again}
-            self._note(EventKind.SAVE_FAILED, **fields)
-
     def _end(self, step: int) -> TrainResult:
         last = newest(self.job.folder.checkpoints)
         result = TrainResult(
@@ -340,18 +218,5 @@ class _Run:
             is_cut=self.stepper.any_told and step < self.job.config.train.steps,
         )
         if not result.is_cut:
-            self._note(EventKind.END, step=step, out_of_data=result.is_out_of_data)
+            self.state.note(EventKind.END, step=step, out_of_data=result.is_out_of_data)
         return result
-
-    def _note(self, kind: EventKind, **fields: object) -> None:
-        if self.rank == 0:
-            append_event(self.job.folder.path, kind, **fields)
-
-
-def _attachments(config: Config, model: DecoderStage) -> dict[str, Location | bytes]:
-    """What an export needs beside weights: the model's config and the tokenizer's files."""
-    attachments: dict[str, Location | bytes] = {}
-    tokenizer = tokenizer_name(config.data.tokenizer, config.model.path)
-    for folder in (config.model.path, None if tokenizer == "bytes" else tokenizer):
-        attachments |= hf_attachments(model.config.hf, None if folder is None else Path(folder))
-    return attachments

@@ -216,7 +216,9 @@ def _add_values(by_4: Any, by_1: Any) -> Any:
     return add
 
 
-def _attention(keys_product: Any, add_values: Any, size: int, name: str) -> Kernel:
+def _attend_to_block(keys_product: Any, add_values: Any, size: int) -> Any:
+    """A kernel function: take queries of a run through one block of keys and values."""
+
     @device
     def attend(
         queries: Any,
@@ -236,7 +238,7 @@ def _attention(keys_product: Any, add_values: Any, size: int, name: str) -> Kern
         sums: Any,
         padded: Any,
     ) -> None:
-        """Take the queries of a run whose first is at ``position`` through one block."""
+        """The first of the queries is at ``position``."""
         for place in range(0, queries * 256, 64):
             store_floats(scores + place, broadcast(0.0))
         keys_product(copy_table, queries, key_groups, copy // 4, scores)
@@ -257,6 +259,12 @@ def _attention(keys_product: Any, add_values: Any, size: int, name: str) -> Kern
             if first < stop:
                 rows, place = weight_table + index * 8, sums + index * padded * 4
                 add_values(rows, per_head, value_groups, first, stop, padded, place)
+
+    return attend
+
+
+def _attention(attend: Any, size: int, name: str) -> Kernel:
+    """The kernel of a dtype; the head of this file says what a task is."""
 
     @kernel(20, name)
     def body(task: Any, thread: Any, a: Any) -> None:
@@ -311,7 +319,8 @@ def _attention_of(dtype: torch.dtype) -> Kernel:
     add_values = _add_values(tiles.step_product(4, pairs=pairs), tiles.step_product(1, pairs=pairs))
     keys_product = tiles.column_product(4, pairs=pairs, apart=True)
     name = f"attention_{'bf16' if pairs else 'fp32'}"
-    return _attention(keys_product, add_values, dtype.itemsize, name)
+    size = dtype.itemsize
+    return _attention(_attend_to_block(keys_product, add_values, size), size, name)
 
 
 KERNELS = {dtype: _attention_of(dtype) for dtype in (torch.bfloat16, torch.float32)}
