@@ -18,10 +18,8 @@ from shoal.checkpoint import (
     OnFailure,
     SaveReport,
     State,
-    await_saves,
     capture_rng,
     load,
-    newest,
     save,
     steps,
     verify,
@@ -29,7 +27,7 @@ from shoal.checkpoint import (
 from shoal.errors import WorkError
 from tests.checkpoint import toy
 from tests.checkpoint.plain import model_of, trained
-from tests.checkpoint.saving import files_of, kill, later, stopped, training, wait_until
+from tests.checkpoint.saving import files_of, kill, later, stopped, training
 from tests.ranks import RankPool
 
 
@@ -204,17 +202,6 @@ def test_folders_that_nodes_do_not_share_are_refused_at_the_start(
     messages = ranks.run(2, _save_apart, tmp_path)
     assert all("every node must share the run's folder" in message for message in messages)
     assert list(tmp_path.glob("*/*")) == []
-
-
-def test_an_observer_can_wait_for_saves(tmp_path: Path) -> None:
-    assert await_saves(tmp_path / "none", timeout_s=5)
-    with training(tmp_path) as trainer, stopped(trainer.saver.writer_pid) as go_on:
-        trainer.save(1)
-        go_on()
-        wait_until(lambda: newest(tmp_path) is not None)
-        assert await_saves(tmp_path, timeout_s=5)
-    (tmp_path / ".step-00000002.tmp-0123abcd").mkdir()
-    assert not await_saves(tmp_path, timeout_s=0.3)
 
 
 def _staging_memory() -> list[str]:

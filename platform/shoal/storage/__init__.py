@@ -5,7 +5,6 @@ Knows bytes and no tensors, so that the processes that write start in no time.
 
 from shoal.storage.catalog import (
     Step,
-    await_saves,
     clean,
     discard,
     is_pinned,
@@ -63,7 +62,6 @@ __all__ = [
     "StorePath",
     "WriteJob",
     "WriterProcess",
-    "await_saves",
     "block_damages",
     "clean",
     "creating",

@@ -7,7 +7,6 @@ with the next save; what is called otherwise belongs to someone else and stays.
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ logger = logging.getLogger(__name__)
 
 PIN_NAME = "pinned"
 """A file of this name in a step's folder keeps the step."""
-
-_LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,31 +146,6 @@ def _removed(path: Location) -> bool:
         return False
     logger.info("Deleted %s, which a save had left behind.", path)
     return True
-
-
-def await_saves(folder: Location, *, timeout_s: float) -> bool:
-    """Wait until no save is under way in a folder of checkpoints; whether that was in time.
-
-    For processes that neither save nor load. A save that waits for another follows within
-    milliseconds, so two looks must find none.
-    """
-    deadline = time.monotonic() + timeout_s
-    num_quiet = 0
-    while num_quiet < 2:
-        if time.monotonic() > deadline:
-            logger.warning("%s: a save was still under way after %g s.", folder, timeout_s)
-            return False
-        try:
-            num_quiet = 0 if _is_under_way(folder) else num_quiet + 1
-        except Unavailable as error:
-            logger.warning("Saves under way are not awaited: %s", error)
-            return False
-        time.sleep(_LOOK_S)
-    return True
-
-
-def _is_under_way(folder: Location) -> bool:
-    return any(each.state is State.UNDER_WAY for each in _folders(folder))
 
 
 def _folders(folder: Location) -> list[StepFolder]:
