@@ -35,7 +35,7 @@ def test_commands_take_uris(tmp_path: Path) -> None:
         done = shoal_here("checkpoint", "ls", run, cwd=tmp_path)
         lines = done.stdout.splitlines()
         assert lines[0].startswith(f"{first}  complete  ") and lines[0].endswith("  pinned")
-        assert lines[1].startswith(f"{second}  complete  ") and lines[1].endswith("by 1 ranks")
+        assert lines[1].startswith(f"{second}  complete  ") and lines[1].endswith("by 1 rank")
         shoal_here("checkpoint", "unpin", str(first), cwd=tmp_path)
         assert "pinned" not in shoal_here("checkpoint", "ls", run, cwd=tmp_path).stdout
 

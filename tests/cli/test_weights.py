@@ -129,7 +129,7 @@ def test_steps_are_listed_and_verified(tmp_path: Path, run: Path) -> None:
         assert done.returncode == 0, done.stderr
         first, second = done.stdout.splitlines()
         assert first.startswith("run/checkpoints/step-00000003  complete  ")
-        assert second.endswith("bytes  saved by 1 ranks")
+        assert second.endswith("bytes  saved by 1 rank")
     done = shoal_here("checkpoint", "verify", "run/checkpoints/step-00000003", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "run/checkpoints/step-00000003  whole\n")
 
@@ -155,6 +155,13 @@ def test_paths_without_checkpoints(tmp_path: Path, path: str, problem: str) -> N
         done = shoal_here("checkpoint", command, path, cwd=tmp_path)
         assert done.returncode == 2
         assert problem in done.stderr
+
+
+def test_a_missing_step_names_those_there_are(tmp_path: Path, run: Path) -> None:
+    done = shoal_here("checkpoint", "pin", "run/checkpoints/step-00000004", cwd=tmp_path)
+    assert done.returncode == 2
+    there = [f"run/checkpoints/step-0000000{number}" for number in (3, 6)]
+    assert f"no such folder. Give one of {', '.join(there)}." in " ".join(done.stderr.split())
 
 
 def test_a_step_is_rewritten_for_other_ranks(tmp_path: Path, run: Path) -> None:

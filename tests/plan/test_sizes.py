@@ -86,7 +86,7 @@ def test_sizes_are_shown_with_what_they_need(tmp_path: Path) -> None:
         ("2", "2", "2 x 1", ""),
         ("1", "1", "4 x 1", "too much"),
     ]
-    assert "1 others do not divide: with 3, train.global_batch = 4" in sheet.note
+    assert "Another does not divide: with 3, train.global_batch = 4" in sheet.note
     values = sizes_as_dict(sizes, [tight, *plans[1:]])
     assert [(size["workers"], size["fits"]) for size in values["feasible"]] == [
         (1, False),

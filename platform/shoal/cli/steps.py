@@ -65,10 +65,19 @@ def _place(text: str, argument: str) -> Location:
     if not isinstance(location, Path):
         return location
     if not location.is_dir():
-        raise ConfigError(argument, text, "there is no such folder", _REMEDY)
+        raise ConfigError(argument, text, "there is no such folder", _others(location.parent))
     run = RunFolder.found(location)
     is_run = run.storage is not None or (location / "checkpoints").is_dir()
     return run.checkpoints if is_run else location
+
+
+def _others(folder: Path) -> str:
+    """What to give in place of a folder that is missing from ``folder``."""
+    with answers(folder):
+        steps = published(folder) if folder.is_dir() else ()
+    if not steps:
+        return _REMEDY
+    return "Give one of " + ", ".join(str(step.path) for step in steps)
 
 
 def _is_step(place: Location) -> bool:

@@ -156,14 +156,14 @@ def _checkpoints(plan: Plan, saves: Saves) -> Sheet:
     """What a save writes, and the copies that it writes from."""
     fullest = max(range(len(saves.file_bytes)), key=saves.file_bytes.__getitem__)
     rows = [
-        ("a checkpoint", "on disk", bytes_text(saves.num_bytes)),
+        ("a checkpoint", "in storage", bytes_text(saves.num_bytes)),
         (
             f"the file of rank {fullest}, the largest",
-            "on disk",
+            "in storage",
             bytes_text(saves.file_bytes[fullest]),
         ),
     ]
-    note = "Saves wait for the disk: checkpoint.asynchronous is false."
+    note = "Saves wait until all is written: checkpoint.asynchronous is false."
     if saves.num_copies:
         node = max(map(saves.copy_bytes, plan.domains))
         rows.append(

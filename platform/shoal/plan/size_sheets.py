@@ -44,7 +44,10 @@ def sizes_sheet(sizes: Sizes, plans: Sequence[Plan]) -> Sheet:
         notes.append(f"{len(rows) - MOST_ROWS} more below; --json lists them all.")
     if sizes.refused:
         size, problem = list(sizes.refused.items())[-1]
-        notes.append(f"{len(sizes.refused)} others do not divide: with {size}, {problem}.")
+        others = f"{len(sizes.refused)} others do"
+        if len(sizes.refused) == 1:
+            others = "Another does"
+        notes.append(f"{others} not divide: with {size}, {problem}.")
     return Sheet(
         title="Workers",
         header=(*header, "memory") if is_memory_known else header,

@@ -38,7 +38,8 @@ def ls(path: Steps) -> None:
             size = f"{manifest.num_bytes:,} bytes"
             with answers(step):
                 pinned = "  pinned" if is_pinned(step) else ""
-            typer.echo(f"{step}  complete  {size}  saved by {manifest.world_size} ranks{pinned}")
+            ranks = "1 rank" if manifest.world_size == 1 else f"{manifest.world_size} ranks"
+            typer.echo(f"{step}  complete  {size}  saved by {ranks}{pinned}")
 
 
 @app.command()
