@@ -31,7 +31,7 @@ from shoal.checkpoint import (
 )
 from shoal.cli.steps import step_of, steps_of
 from shoal.errors import ConfigError, Unavailable, WorkError
-from shoal.storage import StorePath, lease, location_of, prune_or_warn
+from shoal.storage import StorePath, lease, location_of, prune_or_warn, told
 from shoal.storage.owner import LOCK_NAME
 from tests.checkpoint.bucket import Bucket, Harm, serving
 from tests.checkpoint.plain import local, model_of, save_plain, trained
@@ -400,3 +400,8 @@ def test_uris_that_name_no_store(uri: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as caught:
         location_of(uri, "checkpoint.storage")
     assert "secret" not in str(caught.value)
+
+
+def test_what_a_store_says_goes_into_a_sentence() -> None:
+    assert told(OSError("AWS Error ACCESS_DENIED: No response body.")).endswith("response body")
+    assert told(OSError(28, "No space left on device")) == "No space left on device"

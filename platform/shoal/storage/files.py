@@ -214,7 +214,7 @@ def unreadable(path: Location, error: OSError) -> str:
 
 def told(error: OSError) -> str:
     """What the system says, or the store."""
-    return error.strerror or str(error)
+    return (error.strerror or str(error)).removesuffix(".")
 
 
 def _sums(view: memoryview) -> list[str]:
