@@ -42,7 +42,9 @@ def _write_foreign_lock(path: Path, age_s: float) -> None:
     os.utime(lock, (then, then))
 
 
-def test_a_folder_in_use_is_refused_with_its_holder_and_free_after_a_kill(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused_with_its_holder_and_free_after_a_kill(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = RunFolder(tmp_path / "demo")
     holder = _hold(folder.path)
     try:
@@ -54,6 +56,7 @@ def test_a_folder_in_use_is_refused_with_its_holder_and_free_after_a_kill(tmp_pa
         holder.communicate()
     with folder.lock():
         assert json.loads((folder.path / LOCK_NAME).read_text())["pid"] == os.getpid()
+    assert f"taken over from process {holder.pid} on " in caplog.text
     assert (folder.path / LOCK_NAME).read_text() == ""
 
 

@@ -57,6 +57,9 @@ class Owner:
         except (ValueError, TypeError):
             return None
 
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.started}"
+
     @property
     def record(self) -> bytes:
         """What stands in the lock."""
@@ -83,9 +86,7 @@ class Owner:
 
 def in_use(folder: Location, owner: Owner | None) -> ConfigError:
     """What to raise where another run holds the folder."""
-    holder = "another run"
-    if owner is not None:
-        holder = f"process {owner.pid} on {owner.host} since {owner.started}"
+    holder = "another run" if owner is None else owner
     return ConfigError(
         "run.name",
         folder.name,
