@@ -36,6 +36,10 @@ def test_commands_take_uris(tmp_path: Path) -> None:
         lines = done.stdout.splitlines()
         assert lines[0].startswith(f"{first}  complete  ") and lines[0].endswith("  pinned")
         assert lines[1].startswith(f"{second}  complete  ") and lines[1].endswith("by 1 rank")
+        missing = bucket.uri("runs/run/step-00000004")
+        done = shoal_here("checkpoint", "pin", missing, cwd=tmp_path)
+        assert done.returncode == 2
+        assert f"no such step. Give one of {first}, {second}." in " ".join(done.stderr.split())
         shoal_here("checkpoint", "unpin", str(first), cwd=tmp_path)
         assert "pinned" not in shoal_here("checkpoint", "ls", run, cwd=tmp_path).stdout
 

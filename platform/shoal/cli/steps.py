@@ -30,6 +30,8 @@ def step_of(text: str, argument: str) -> Location:
         return place
     with answers(place):
         found = newest(place)
+    if found is None and (others := _steps_beside(place)):
+        raise ConfigError(argument, text, "there is no such step", others)
     if found is None:
         problem, remedy = "the run has no complete checkpoint", "Train it first"
         raise ConfigError(argument, text, problem, remedy)
@@ -44,7 +46,8 @@ def steps_of(text: str, argument: str) -> Sequence[Location]:
     with answers(place):
         found = published(place)
     if not found:
-        raise ConfigError(argument, text, "it holds no checkpoints", _REMEDY)
+        remedy = _steps_beside(place) or _REMEDY
+        raise ConfigError(argument, text, "it holds no checkpoints", remedy)
     return [step.path for step in found]
 
 
@@ -65,19 +68,21 @@ def _place(text: str, argument: str) -> Location:
     if not isinstance(location, Path):
         return location
     if not location.is_dir():
-        raise ConfigError(argument, text, "there is no such folder", _others(location.parent))
+        remedy = _steps_beside(location) or _REMEDY
+        raise ConfigError(argument, text, "there is no such folder", remedy)
     run = RunFolder.found(location)
     is_run = run.storage is not None or (location / "checkpoints").is_dir()
     return run.checkpoints if is_run else location
 
 
-def _others(folder: Path) -> str:
-    """What to give in place of a folder that is missing from ``folder``."""
+def _steps_beside(place: Location) -> str | None:
+    """What to give in place of a step that is missing; none where none is beside it."""
+    folder = place.parent
+    if not place.name.startswith("step-") or (isinstance(folder, Path) and not folder.is_dir()):
+        return None
     with answers(folder):
-        steps = published(folder) if folder.is_dir() else ()
-    if not steps:
-        return _REMEDY
-    return "Give one of " + ", ".join(str(step.path) for step in steps)
+        steps = published(folder)
+    return "Give one of " + ", ".join(str(step.path) for step in steps) if steps else None
 
 
 def _is_step(place: Location) -> bool:
