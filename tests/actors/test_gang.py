@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import ray
 import torch
 import torch.distributed as dist
+from ray.train.v2._internal.execution.context import get_train_context
 
 from shoal.errors import ConfigError
 from shoal_actors.driver import Cluster, Terminated, termination_raises
@@ -96,9 +98,24 @@ def _failure(folder: Path, deed: Callable[[], None], gang: Gang | None = None) -
     return failure.value
 
 
+def _kill_controller() -> None:
+    ray.kill(get_train_context().controller_actor)
+    _dawdle()
+
+
+def _await(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_every_way_to_lose_a_rank_is_told(tmp_path: Path, ray_session: Cluster) -> None:
     refused = _failure(tmp_path, _refuse)
     assert refused.refusal is not None and "in _refuse" in refused.report.traceback
+    unwatched = _failure(tmp_path, _kill_controller).report
+    assert (unwatched.rank, unwatched.kind) == (None, "ProcessDied")
+    _await(lambda: ray_session.now().num_free({"CPU": 1.0}) == 4)  # the workers are gone as well
     killed = _failure(tmp_path, _kill).report
     assert (killed.rank, killed.kind) == (1, "ProcessDied")
     # A stopped process says nothing; its peer waited in vain, and its last sign tells where it is.
@@ -146,7 +163,5 @@ def test_workers_end_by_themselves_at_a_termination(tmp_path: Path, ray_session:
     timer.join()
     assert names == ["SIGTERM"]
     assert len(list(tmp_path.glob("ended-*"))) == 2
-    deadline = time.monotonic() + 20
-    while any(Path("/proc", note.read_text()).exists() for note in tmp_path.glob("pid-*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    processes = [Path("/proc", note.read_text()) for note in tmp_path.glob("pid-*")]
+    _await(lambda: not any(process.exists() for process in processes))

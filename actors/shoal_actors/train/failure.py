@@ -137,6 +137,19 @@ def not_started(error: BaseException) -> FailureReport:
     )
 
 
+def controller_lost(error: BaseException) -> FailureReport:
+    """The report on a gang whose controller, and with it every worker, was lost."""
+    death = death_of(error)
+    return FailureReport(
+        rank=None,
+        kind=death.kind,
+        message=f"the one that watches the others was lost: {death.message}",
+        traceback=f"{death.details}\n",
+        is_consequence=False,
+        is_final=False,
+    )
+
+
 def _as_rank_failed(rank: int, error: BaseException) -> RankFailed:
     if isinstance(error, RankFailed):
         return error

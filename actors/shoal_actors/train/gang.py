@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.train import (
     FailureConfig,
     RunConfig,
@@ -42,10 +42,21 @@ from ray.train.v2._internal.exceptions import (
     WorkerGroupStartupFailedError,
     WorkerGroupStartupTimeoutError,
 )
+from ray.util.placement_group import (
+    PlacementGroup,
+    PlacementGroupID,
+    placement_group_table,
+    remove_placement_group,
+)
 
 from shoal.errors import ShoalError, WorkError
 from shoal_actors.driver import Terminated, termination_raises
-from shoal_actors.train.failure import AttemptFailed, first_cause, not_started
+from shoal_actors.train.failure import (
+    AttemptFailed,
+    controller_lost,
+    first_cause,
+    not_started,
+)
 from shoal_actors.train.failure_watch import FailureWatch
 from shoal_actors.train.farewell import FarewellCallback
 from shoal_actors.train.hang import Diagnosis
@@ -94,10 +105,10 @@ class NoRoom(Exception):
 class _Trainer(TorchTrainer):  # type: ignore[misc]
     """Without two actors that serve nothing here.
 
-    One outlives a killed controller to free its workers' places. Here a dead controller ends the
-    driver's job, which frees them too; and that actor looks up the cluster in a file that a killed
-    ``ray start`` leaves behind, and then hangs for 12 seconds. The other hands out Ray datasets,
-    and takes a core from the workers just as they start.
+    One outlives a killed controller to free its workers' places, which ``run_gang`` does here; and
+    that actor looks up the cluster in a file that a killed ``ray start`` leaves behind, and then
+    hangs for 12 seconds. The other hands out Ray datasets, and takes a core from the workers just
+    as they start.
     """
 
     _controller: Any = None
@@ -166,9 +177,9 @@ def run_gang(
     ``on_termination`` is called at SIGTERM and SIGHUP, with the signal's name: it may tell the
     workers to end, and returns for how many seconds they are waited for.
 
-    Raises AttemptFailed with the cause where a worker failed, NoRoom where the cluster has lost
-    places, and WorkError where Ray itself fails. KeyboardInterrupt and Terminated pass through.
-    However it ends, the workers have been killed.
+    Raises AttemptFailed with the cause where a worker or their controller failed, NoRoom where the
+    cluster has lost places, and WorkError where Ray itself fails. KeyboardInterrupt and Terminated
+    pass through. However it ends, the workers have been killed.
     """
     trainer = _Trainer(
         lambda: function(job),
@@ -198,8 +209,11 @@ def run_gang(
             value: Value = _fit(trainer, on_termination).return_value
     except TrainingFailedError as error:
         raise _ending(error) from None
+    except (RayActorError, OutOfMemoryError) as error:
+        _free_places()
+        raise AttemptFailed(controller_lost(error)) from error
     except RayError as error:
-        raise WorkError(f"The run's controller or its Ray cluster was lost: {error}") from error
+        raise WorkError(f"The run's Ray cluster was lost: {error}") from error
     return value
 
 
@@ -217,6 +231,18 @@ def _fit(trainer: _Trainer, on_termination: Callable[[str], float]) -> Any:
     except KeyboardInterrupt:
         trainer.abort()
         raise
+
+
+def _free_places() -> None:
+    """Give up the places of a lost controller's workers, who died with it.
+
+    Ray keeps them until the whole job ends. They are this job's only ones, whose number ends the
+    name of each.
+    """
+    job = ray.get_runtime_context().get_job_id()
+    for name in placement_group_table():
+        if name.endswith(job):
+            remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(name)))
 
 
 @contextmanager
