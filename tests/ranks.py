@@ -13,6 +13,7 @@ import tempfile
 import traceback
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -48,7 +49,12 @@ def _serve(connection: Connection, rank: int) -> None:
                 timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
             )
             try:
+                # Whoever is done early would hang up on those who still connect, here or in groups
+                # that the function makes; whoever fails hangs up on all.
+                dist.barrier()
                 reply = (True, function(*args))
+                with suppress(RuntimeError):
+                    dist.barrier()
             finally:
                 dist.destroy_process_group()
             message = cloudpickle.dumps(reply)
