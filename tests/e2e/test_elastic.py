@@ -87,7 +87,7 @@ def test_a_run_follows_its_cluster(tmp_path: Path, head: RayNode, ranks: RankPoo
         (2, 4, "the cluster has room for more"),
     ]
     assert len(_events(folder, "failure")) == 1, "to grow is none"
-    assert "on 2 of 4 cpu workers" in run.output
+    assert "on 2 of at most 4 cpu workers" in run.output
     assert "Going on as 4 workers instead of 2" in run.output
 
     # The same sequences in the same order, each once: every step's loss, and the place at the end.

@@ -229,7 +229,7 @@ def _warn(console: Console, config: Config, cluster: Cluster) -> None:
 def _introduce(console: Console, plan: Plan, *, most: int) -> None:
     """Say what is about to run."""
     size = plan.topology.world_size
-    of = f"of {most} " if most > size else ""
+    of = f"of at most {most} " if most > size else ""
     line = (
         f"{plan.name}: {plan.model_type} of {plan.num_parameters:,} parameters on "
         f"{size} {of}{plan.device} workers, computing in "
