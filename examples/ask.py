@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-
-import openai
 
 MAX_TOKENS = 48
 
 
 def main(url: str, question: str) -> int:
     """Print the answer as it comes, then the certificate; 1 unless the two belong together."""
+    # It takes a second to load, in which Ctrl-C is to end this without a traceback too.
+    import openai
+
     # A proxy that the environment names is for the world outside.
     http = openai.DefaultHttpxClient(trust_env=False)
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=http)
@@ -35,4 +37,5 @@ def main(url: str, question: str) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main(*sys.argv[1:]))

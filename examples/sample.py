@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
 PROMPTS = ("class Queue:", "    def close(self):")
 NEW_TOKENS = 40
@@ -14,6 +11,11 @@ NEW_TOKENS = 40
 
 def main(folders: list[str]) -> None:
     """Continue each prompt with the model of each folder."""
+    # They take seconds to load, in which Ctrl-C is to end this without a traceback too.
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
     transformers_logging.disable_progress_bar()
     for folder in folders:
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -26,4 +28,5 @@ def main(folders: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     main(sys.argv[1:])

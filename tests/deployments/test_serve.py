@@ -149,11 +149,12 @@ def test_a_stream_that_broke_goes_on_at_any_frontend_and_engine(running: Running
         return found
 
     whole = ask(None)  # without a seed: it travels in the ids
+    num_tokens = sum(map(len, tokens(whole).values()))  # of any seed, so a choice may end early
     for cut in (1, len(whole) // 2, len(whole) - 2):
         for _ in range(3):
             rest = ask(whole[cut - 1][0])
             assert tokens(whole[:cut] + rest) == tokens(whole)
-            assert rest[-1][1]["usage"]["completion_tokens"] == 48
+            assert rest[-1][1]["usage"]["completion_tokens"] == num_tokens
             assert {content["id"] for _, content in rest} == {whole[0][1]["id"]}
 
 
