@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from shoal.checkpoint import clean, newest, pin, prune, steps, unpin, verify
+from shoal.storage import medium_of
 from tests.checkpoint.plain import model_of, save_plain
 
 
@@ -68,3 +70,20 @@ def test_cleaning_deletes_leftovers_and_nothing_else(checkpoints: Path) -> None:
     clean(checkpoints)
     assert before - _names(checkpoints) == {".step-00000005.tmp-0123abcd"}
     assert _names(checkpoints) - before == set()
+
+
+def test_whoever_looks_does_not_mind_files_that_come_and_go(tmp_path: Path) -> None:
+    medium, ended = medium_of(tmp_path), threading.Event()
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            medium.put(tmp_path / "note", b"1")  # under another name first
+
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    try:
+        seen = [medium.sizes(tmp_path) for _ in range(3000)]
+    finally:
+        ended.set()
+        other.join()
+    assert set(seen[-1]) <= {"note", "note.draft"}

@@ -15,7 +15,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shoal.storage.location import Location
@@ -72,12 +72,14 @@ class LocalMedium:
         """See ``Files``."""
         path = _path(folder)
         os.stat(path)  # ``walk`` would find nothing in what is not there
-        return {
-            str(file.relative_to(path)): file.stat().st_size
-            for parent, _, names in os.walk(path)
-            for file in (Path(parent, name) for name in names)
-            if file.is_file()
-        }
+        found = {}
+        for parent, _, names in os.walk(path):
+            for file in (Path(parent, name) for name in names):
+                # Others write notes here meanwhile: a draft that was seen may have its name by now.
+                with suppress(FileNotFoundError):
+                    if file.is_file():
+                        found[str(file.relative_to(path))] = file.stat().st_size
+        return found
 
     def step_folders(self, folder: Location) -> Iterator[StepFolder]:
         """See ``Medium``."""
