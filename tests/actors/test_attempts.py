@@ -27,6 +27,7 @@ from shoal_actors.train.gang import NoRoom
 from shoal_actors.train.growth import Growth
 from shoal_actors.train.leaving import Departure, LeavingWatch
 from shoal_actors.train.room import Room
+from tests.short_disk import file_size_limit
 from tests.training.tiny import make_config, metrics_of
 
 WORKER = {"CPU": 1.0}
@@ -216,6 +217,20 @@ def test_what_fails_on_a_node_that_is_to_leave_is_not_counted(
         "notice",
     ]
     assert events[0]["cause"] == "node here of ranks 0 is to leave the cluster"
+
+
+def test_a_full_disk_stops_no_notice_and_hides_no_cause(
+    tmp_path: Path, ray_session: Cluster
+) -> None:
+    append_event(tmp_path, EventKind.START, workers=[{"rank": 0, "node": "here"}])
+    room_for_two = 2 * (tmp_path / "events.jsonl").stat().st_size
+    departures = Departures(tmp_path, [("here", _failed(is_final=True))])
+    with (
+        file_size_limit(room_for_two),
+        pytest.raises(WorkError, match=r"^Rank 1 failed\. ProcessDied: it was killed\n"),
+    ):
+        departures.run(max_failures=0)
+    assert [event["event"] for event in EventReader(tmp_path).poll()] == ["start", "start"]
 
 
 @pytest.mark.parametrize("outcome", [CUT, _failed()])

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from shoal.errors import WorkError
 from shoal.plan import at_size
-from shoal.training import EventKind, EventReader, TrainJob, TrainResult, append_event
+from shoal.training import EventKind, EventReader, TrainJob, TrainResult
 from shoal_actors.train.cut import Cut
 from shoal_actors.train.gang import Gang, run_gang
 from shoal_actors.train.hang import where
 from shoal_actors.train.lookout import Lookout
+from shoal_actors.train.note import note
 from shoal_actors.train.pulse import Sign
 from shoal_actors.train.worker import LOGS_FOLDER, work
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,19 +56,16 @@ class Attempt:
         """Tell the ranks to save and to end, if they have begun; the seconds that they have."""
         if all(event["event"] != EventKind.START for event in events.poll()):
             return 0.0
-        append_event(self.job.folder.path, EventKind.NOTICE, cause=f"{signal_name} to the command")
         cut.order()
+        note(self.job.folder.path, EventKind.NOTICE, cause=f"{signal_name} to the command")
         return self.job.config.cluster.notice_s
 
 
 def _note_straggler(folder: Path, sign: Sign, waited_s: float) -> None:
-    try:
-        append_event(
-            folder,
-            EventKind.STRAGGLER,
-            rank=sign.rank,
-            message=f"others have waited {waited_s:.0f} s for it; last seen {where(sign)}",
-            stack=sign.stack,
-        )
-    except WorkError as error:  # a full disk, say; whoever looks on must not end the run
-        logger.warning("%s", error)
+    note(
+        folder,
+        EventKind.STRAGGLER,
+        rank=sign.rank,
+        message=f"others have waited {waited_s:.0f} s for it; last seen {where(sign)}",
+        stack=sign.stack,
+    )

@@ -19,17 +19,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from shoal.config import Config
 from shoal.errors import EndedEarly, WorkError
-from shoal.training import EventKind, EventReader, TrainResult, append_event
+from shoal.training import EventKind, EventReader, TrainResult
 from shoal_actors.train.budget import Budget
 from shoal_actors.train.cut import Cut
 from shoal_actors.train.failure import AttemptFailed, last_word
 from shoal_actors.train.gang import NoRoom
 from shoal_actors.train.growth import Growth
 from shoal_actors.train.leaving import Departure, LeavingWatch
+from shoal_actors.train.note import note
 from shoal_actors.train.room import Room
 from shoal_actors.train.worker import LOGS_FOLDER
 
@@ -75,7 +75,8 @@ class Attempts:
             before, size = size, self.room.await_size(goal)
             if size != before:
                 if before is not None:
-                    self._note(EventKind.RESIZE, **{"from": before, "to": size, "cause": cause})
+                    change = {"from": before, "to": size, "cause": cause}
+                    note(self.folder, EventKind.RESIZE, **change)
                 self.introduce(size)
             goal, cause = size, "the cluster has no room for more"
             cut = Cut()
@@ -108,8 +109,8 @@ class Attempts:
         )
 
     def _depart(self, cut: Cut, departure: Departure) -> None:
-        self._note(EventKind.NOTICE, cause=str(departure))
         cut.order()
+        note(self.folder, EventKind.NOTICE, cause=str(departure))
 
     def _failed(
         self,
@@ -126,13 +127,11 @@ class Attempts:
         goes_on = not (error.report.is_final or error.refusal or budget.is_spent)
         pause_s = budget.delay_s if goes_on and departure is None else 0.0
         in_a_row = len(budget.streak)
-        self._note(EventKind.FAILURE, **record, in_a_row=in_a_row, pause_seconds=pause_s)
+        fields = {**record, "in_a_row": in_a_row, "pause_seconds": pause_s}
+        note(self.folder, EventKind.FAILURE, **fields)
         if error.refusal is not None:
             raise error.refusal from None
         if not goes_on:
             most, logs = self.config.cluster.max_failures, self.folder / LOGS_FOLDER
             raise WorkError(last_word(error.report, budget.streak, most, logs)) from None
         self.pause(pause_s)
-
-    def _note(self, kind: EventKind, /, **fields: Any) -> None:
-        append_event(self.folder, kind, **fields)

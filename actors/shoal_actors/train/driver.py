@@ -7,7 +7,6 @@ lock the folder ─ Ray ─ plan, refusals ─ tokenize ─ attempts ─ how it 
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +33,6 @@ from shoal.training import (
     EventKind,
     TrainJob,
     TrainResult,
-    append_event,
     check_resume,
     check_storage,
     run_folder,
@@ -55,6 +53,7 @@ from shoal_actors.train.follow import Follower
 from shoal_actors.train.gang import Gang
 from shoal_actors.train.leaving import LeavingWatch
 from shoal_actors.train.memory import memory_lack
+from shoal_actors.train.note import note
 from shoal_actors.train.paths import with_absolute_paths
 from shoal_actors.train.room import Room
 from shoal_actors.train.wish import Wish
@@ -62,8 +61,6 @@ from shoal_actors.train.worker import LOGS_FOLDER
 
 TOKENS_FOLDER = ".tokens"
 """Cache of tokenized data in ``run.dir``; no run can have this name."""
-
-logger = logging.getLogger(__name__)
 
 
 def run(config: Config) -> int:
@@ -100,29 +97,22 @@ def _endings_noted(folder: Path) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        _note_ending(folder, EventKind.REFUSAL, message=str(error))
+        note(folder, EventKind.REFUSAL, message=str(error))
         raise
     except WorkError as error:
-        _note_ending(folder, EventKind.END, error=str(error))
+        note(folder, EventKind.END, error=str(error))
         raise
     except Terminated as told:
-        _note_ending(folder, EventKind.END, stopped_by=told.signal_name)
+        note(folder, EventKind.END, stopped_by=told.signal_name)
         raise EndedEarly(
             f"Stopped by {told.signal_name}; the same command goes on from the last checkpoint."
         ) from None
     except EndedEarly as ending:
-        _note_ending(folder, EventKind.END, stopped_by=str(ending))
+        note(folder, EventKind.END, stopped_by=str(ending))
         raise
     except KeyboardInterrupt:
-        _note_ending(folder, EventKind.END, stopped_by="SIGINT")
+        note(folder, EventKind.END, stopped_by="SIGINT")
         raise
-
-
-def _note_ending(folder: Path, kind: EventKind, **fields: str) -> None:
-    try:
-        append_event(folder, kind, **fields)
-    except WorkError as error:  # a full disk, say; how the run ended matters more
-        logger.warning("%s", error)
 
 
 def _train(config: Config, console: Console) -> TrainResult:
@@ -242,7 +232,7 @@ def _introduce(console: Console, plan: Plan, *, most: int) -> None:
 
 
 def _note_wait(folder: Path, missing: str) -> None:
-    append_event(folder, EventKind.WAIT, missing=missing)
+    note(folder, EventKind.WAIT, missing=missing)
 
 
 def _tokenize(config: Config) -> DatasetSpec:
