@@ -22,6 +22,8 @@ from ray.experimental.internal_kv import (
     _internal_kv_put,
 )
 
+from shoal.rounds import Rounds
+
 PERIOD_S = 1.0
 """Seconds between two questions."""
 
@@ -55,33 +57,22 @@ class Cut:
         return bool(_internal_kv_exists(self.key, namespace=_NAMESPACE))
 
 
-class CutWatch:
+class CutWatch(Rounds):
     """Asks for the order in a thread of a rank, while the ``with`` block lasts."""
 
     def __init__(self, cut: Cut) -> None:
+        super().__init__(self._ask, every_s=PERIOD_S, name="cut-watch")
         self._cut = cut
         self._told = threading.Event()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="cut-watch", daemon=True)
-
-    def __enter__(self) -> Self:
-        """Begin to ask."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Ask no more."""
-        self._ended.set()
-        self._thread.join()
 
     def is_told(self) -> bool:
         """Whether the order has come; takes no time."""
         return self._told.is_set()
 
-    def _run(self) -> None:
-        while not self._told.is_set() and not self._ended.wait(PERIOD_S):
-            try:
-                if self._cut.is_ordered:
-                    self._told.set()
-            except RayError as error:  # the head is away for a moment, and the rank itself is well
-                logger.warning("could not ask whether to end: %s", error)
+    def _ask(self) -> None:
+        try:
+            if self._cut.is_ordered:
+                self._told.set()
+                self.stop()
+        except RayError as error:  # the head is away for a moment, and the rank itself is well
+            logger.warning("could not ask whether to end: %s", error)

@@ -9,13 +9,13 @@ for whoever looks on.
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 
+from shoal.rounds import Rounds
 from shoal.training import EventKind, EventReader, MetricsReader, ProgressLine
 from shoal_actors.train.failure import in_words
 
@@ -26,40 +26,33 @@ NOTICE_AFTER_S = 90.0
 """Seconds without workers after which the user is told; a cluster that grows may need minutes."""
 
 
-class Follower:
+class Follower(Rounds):
     """Follows one run on a console for as long as the ``with`` block lasts."""
 
     def __init__(
         self, folder: Path, console: Console, *, num_steps: int, max_failures: int
     ) -> None:
+        super().__init__(self._look, every_s=INTERVAL_S, name="follow-run")
         self._console = console
         self._metrics = MetricsReader(folder)
         self._progress = ProgressLine(console, num_steps=num_steps)
         self._max_failures = max_failures
         self._events = EventReader(folder)
         self._waiting_since: float | None = None
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="follow-run", daemon=True)
 
-    def __enter__(self) -> Follower:
+    def __enter__(self) -> Self:
         """Begin with what is written from now on."""
         self._metrics.poll()
         self._events.poll()
         self._waiting_since = time.monotonic()
         self._progress.__enter__()
-        self._thread.start()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *exc: object) -> None:
         """Show the last of it."""
-        self._ended.set()
-        self._thread.join()
+        super().__exit__(*exc)
         self._look()
         self._progress.__exit__(*exc)
-
-    def _follow(self) -> None:
-        while not self._ended.wait(INTERVAL_S):
-            self._look()
 
     def _look(self) -> None:
         for event in self._events.poll():

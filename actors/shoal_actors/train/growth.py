@@ -7,13 +7,13 @@ than that.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from shoal.rounds import Rounds
 from shoal.training import MetricsReader
 from shoal_actors.train.room import Room
 
@@ -24,7 +24,7 @@ RECENT_STEPS = 20
 """Steps by whose time the rest of the run is estimated."""
 
 
-class Growth:
+class Growth(Rounds):
     """Looks for room in a thread of the driver, while the ``with`` block around an attempt lasts.
 
     Room counts when it was there at two looks in a row.
@@ -41,6 +41,7 @@ class Growth:
         order: Callable[[], None],
     ) -> None:
         """``size`` is the gang's; ``order`` is called once, to stop it; ``folder`` is the run's."""
+        super().__init__(lambda: self.look(time.monotonic()), every_s=PERIOD_S, name="growth")
         self.goal: int | None = None
         """The size to go on with, once the gang was told to stop."""
         self._room = room
@@ -54,23 +55,11 @@ class Growth:
         self._step = 0
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self._seen: int | None = None
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="growth", daemon=True)
 
     def __enter__(self) -> Self:
         """Begin to look."""
         self._room.ask(self._missing)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Look no more."""
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while self.goal is None and not self._ended.wait(PERIOD_S):
-            self.look(time.monotonic())
+        return super().__enter__()
 
     def look(self, now: float) -> None:
         """Judge how things are at ``now``, in seconds of any clock that goes on."""
@@ -86,6 +75,7 @@ class Growth:
         if size is not None and size > self._size and size == self._seen:
             self.goal = size
             self._order()
+            self.stop()
         self._seen = size
 
     @property

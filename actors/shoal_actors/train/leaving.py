@@ -9,15 +9,14 @@ Ray puts no new workers on such a node, and lets those that run stay until it is
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from ray.exceptions import RayError
 
+from shoal.rounds import Rounds
 from shoal.training import EventKind, EventReader
 
 PERIOD_S = 1.0
@@ -49,7 +48,7 @@ class Departure:
         return f"node {self.node[:12]} {who} is to leave the cluster{when}"
 
 
-class LeavingWatch:
+class LeavingWatch(Rounds):
     """Asks in a thread of the driver, while the ``with`` block around an attempt lasts."""
 
     def __init__(
@@ -66,6 +65,7 @@ class LeavingWatch:
         milliseconds since 1970, or 0 where none was said. ``on_departure`` is called once, with the
         first that matters.
         """
+        super().__init__(self._poll, every_s=PERIOD_S, name="leaving-watch")
         self.departure: Departure | None = None
         """What was told."""
         self._own = own
@@ -74,27 +74,16 @@ class LeavingWatch:
         self._events = EventReader(folder)
         self._events.poll()  # those of earlier attempts
         self._ranks: dict[str, list[int]] = {}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="leaving-watch", daemon=True)
 
-    def __enter__(self) -> Self:
-        """Begin to ask."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Ask no more."""
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while self.departure is None and not self._ended.wait(PERIOD_S):
-            try:
-                leaving = self._ask()
-            except RayError as error:  # the head is away for a moment
-                logger.warning("could not ask which nodes are to leave: %s", error)
-                continue
-            self.look(leaving, time.time())
+    def _poll(self) -> None:
+        try:
+            leaving = self._ask()
+        except RayError as error:  # the head is away for a moment
+            logger.warning("could not ask which nodes are to leave: %s", error)
+            return
+        self.look(leaving, time.time())
+        if self.departure is not None:
+            self.stop()
 
     def look(self, leaving: Mapping[str, int], now: float) -> None:
         """Judge the nodes that ``ask`` gave at ``now``, in seconds since 1970."""

@@ -6,17 +6,16 @@ or by the timeout of the collective that its peers wait in.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
 
+from shoal.rounds import Rounds
 from shoal_actors.train.hang import furthest_behind
 from shoal_actors.train.pulse import PERIOD_S, Sign, read_signs
 
 
-class Lookout:
+class Lookout(Rounds):
     """Reads the signs of a run's ranks, in a thread of the driver, while the block lasts."""
 
     def __init__(
@@ -32,28 +31,13 @@ class Lookout:
         ``on_straggler`` is called, once for each rank and step, with a rank that others have
         waited for during ``patience_s`` and with the seconds that the one waiting longest waited.
         """
+        super().__init__(lambda: self.look(time.monotonic()), every_s=PERIOD_S, name="lookout")
         self._folder = folder
         self._num_ranks = num_ranks
         self._patience_s = patience_s
         self._on_straggler = on_straggler
         self._beats: dict[int, tuple[int, int, float]] = {}
         self._told: set[tuple[int, int, int | None]] = set()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lookout", daemon=True)
-
-    def __enter__(self) -> Self:
-        """Begin to look."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Look no more."""
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(PERIOD_S):
-            self.look(time.monotonic())
 
     def look(self, now: float) -> None:
         """Judge the signs as they are at ``now``, in seconds of any clock that goes on."""

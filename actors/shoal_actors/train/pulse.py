@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
+from shoal.rounds import Rounds
 from shoal.training import StepMetrics
 
 PERIOD_S = 1.0
@@ -67,10 +68,11 @@ class Sign:
     """All calls, outermost first, as a traceback shows them."""
 
 
-class Pulse:
+class Pulse(Rounds):
     """Gives this process's signs while the ``with`` block lasts; made in the thread that trains."""
 
     def __init__(self, folder: Path, rank: int) -> None:
+        super().__init__(self._give, every_s=PERIOD_S, name="pulse")
         self._path = sign_path(folder, rank)
         self._rank = rank
         self._thread_id = threading.get_ident()
@@ -78,29 +80,21 @@ class Pulse:
         self._seen: tuple[int | None, str] | None = None
         self._since = 0.0
         self._beat = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
 
     def __enter__(self) -> Self:
         """Give the first sign, in place of one that an earlier attempt left behind."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._give()
-        self._thread.start()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *exc: object) -> None:
         """Take the last one away: this rank does not hang."""
-        self._ended.set()
-        self._thread.join()
+        super().__exit__(*exc)
         self._path.unlink(missing_ok=True)
 
     def reached(self, metrics: StepMetrics) -> None:
         """Note a step made."""
         self._step = metrics.step
-
-    def _run(self) -> None:
-        while not self._ended.wait(PERIOD_S):
-            self._give()
 
     def _give(self) -> None:
         try:

@@ -6,13 +6,12 @@ import json
 import logging
 import os
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from shoal.errors import ConfigError
+from shoal.rounds import Rounds
 from shoal.storage.location import Location
 
 logger = logging.getLogger(__name__)
@@ -95,22 +94,13 @@ def in_use(folder: Location, owner: Owner | None) -> ConfigError:
     )
 
 
-@contextmanager
-def signs_of_life(beat: Callable[[], None]) -> Iterator[None]:
-    """Call ``beat``, which may raise ``OSError``, every few seconds in a thread."""
-    ended = threading.Event()
+def signs_of_life(beat: Callable[[], None]) -> Rounds:
+    """Calls ``beat``, which may raise ``OSError``, every few seconds while its block lasts."""
 
-    def run() -> None:
-        while not ended.wait(HEARTBEAT_S):
-            try:
-                beat()
-            except OSError as error:
-                logger.warning("%s: no sign of life could be given: %s", LOCK_NAME, error)
+    def try_to() -> None:
+        try:
+            beat()
+        except OSError as error:
+            logger.warning("%s: no sign of life could be given: %s", LOCK_NAME, error)
 
-    thread = threading.Thread(target=run, name="run-lock-heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    return Rounds(try_to, every_s=HEARTBEAT_S, name="run-lock-heartbeat")
