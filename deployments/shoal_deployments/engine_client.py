@@ -84,7 +84,7 @@ class ReplicaHealth:
     after ``serve.stall_s``."""
 
     detail: str = ""
-    """What is wrong, for a person."""
+    """What is wrong, for a person; an engine that gets on may have other weights."""
 
 
 class EngineClient(Protocol):

@@ -12,10 +12,10 @@ from ray import serve
 
 from shoal.config import ServeConfig
 from shoal.inference.loading import served_tokenizer
+from shoal.models import weights_mark
 from shoal_deployments.disconnects import Disconnects
 from shoal_deployments.engines import Engines
 from shoal_deployments.http_app import build_http_app
-from shoal_deployments.weights_mark import weights_mark
 
 CONNECT_TIMEOUT_S = 60.0
 """What engines that are ready may take to answer for the first time."""

@@ -57,7 +57,8 @@ async def _health(service: Service) -> Response:
     except EngineUnavailable as error:
         problem = str(error)
     num_well = sum(replica.progresses for replica in replicas)
-    word = "failing" if num_well == 0 else "ok" if num_well == len(replicas) else "degraded"
+    is_ok = num_well == len(replicas) and not any(replica.detail for replica in replicas)
+    word = "failing" if num_well == 0 else "ok" if is_ok else "degraded"
     content: dict[str, Any] = {
         "status": word,
         "replicas": [asdict(replica) for replica in replicas],

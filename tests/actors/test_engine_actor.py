@@ -14,6 +14,7 @@ import pytest
 
 from shoal.config import ServeSettings
 from shoal.inference import Output, Request, SamplingParams, Submission
+from shoal.models import weights_mark
 from shoal_actors.engine import EngineActor
 from tests.inference.small_models import random_folder
 from tests.models.tiny import TINY
@@ -54,6 +55,7 @@ def _live(folder: str, mistake: str, parent: Connection) -> None:
         _engine(actor).step = {"raises": _raise, "hangs": _hang}[mistake]
         gate.permits.release()
         return {
+            "weights": (await actor.facts()).weights,
             "after leaving": after_leaving,
             "stranger": str(stranger),
             "hello": hello,
@@ -129,6 +131,7 @@ def test_an_engine_that_cannot_go_on_ends_its_streams_and_its_process(
     finally:
         process.kill()
         process.join()
+    assert told["weights"] == weights_mark(folder)
     assert "not connected" in told["stranger"] and "not connected" in told["refusal"]
     assert (told["hello"], told["taken"], told["first"]) == ([], None, "r")
     assert told["after leaving"] == (0, 1, 1)

@@ -19,6 +19,9 @@ DEADLINE_S = 10.0
 
 LIMITS = Limits(vocab_size=257, context_length=512, num_blocks=64, block_size=4)
 
+WEIGHTS = "w1"
+"""Mark of those that the frontend knows."""
+
 PROMPT = next((token,) for token in range(257) if Router().start((token,), 4) % 12 == 0)
 """One that goes to the first of up to four idle engines."""
 
@@ -80,16 +83,18 @@ class Actor:
         return Pulse(stats=ScriptedEngine().stats(), busy_s=0.0, moved_from=moved)
 
 
-def facts_of(fingerprint: str, passed: bool = True) -> EngineFacts:
+def facts_of(fingerprint: str, passed: bool = True, weights: str = WEIGHTS) -> EngineFacts:
     """What an engine with kernels of this fingerprint says of itself."""
-    return EngineFacts(limits=LIMITS, fingerprint=fingerprint, certificate={"passed": passed})
+    return EngineFacts(
+        limits=LIMITS, fingerprint=fingerprint, weights=weights, certificate={"passed": passed}
+    )
 
 
 def connected(
     monkeypatch: pytest.MonkeyPatch, facts: Sequence[EngineFacts], actors: Sequence[Actor]
 ) -> Engines:
     """One frontend's view of ``actors``, which say ``facts`` of themselves."""
-    engines = Engines("tiny", 0, [lambda: None for _ in facts])
+    engines = Engines("tiny", 0, [lambda: None for _ in facts], WEIGHTS)
     for link, fact, actor in zip(engines._links, facts, actors, strict=True):
         monkeypatch.setattr(link, "facts", fact)
         monkeypatch.setattr(link, "_actor", actor)

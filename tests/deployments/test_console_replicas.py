@@ -51,6 +51,8 @@ class _Pair(FakeEngine):
     def __init__(self) -> None:
         super().__init__(limits=LIMITS)
         self.alive = [True, True]
+        self.wrong = ""
+        """With those that are alive."""
 
     async def stats(self) -> Sequence[ReplicaStats]:
         if not any(self.alive):
@@ -66,7 +68,9 @@ class _Pair(FakeEngine):
     async def health(self) -> Sequence[ReplicaHealth]:
         return [
             ReplicaHealth(
-                replica=str(place), progresses=lives, detail="" if lives else "The engine is down."
+                replica=str(place),
+                progresses=lives,
+                detail=self.wrong if lives else "The engine is down.",
             )
             for place, lives in enumerate(self.alive)
         ]
@@ -145,6 +149,9 @@ def test_the_dead_are_shown_as_dead_and_come_back(browser: Browser) -> None:
         engine.alive = [True, True]
         wait_for_text(page, "#summary", "2 of 2 replicas up")
         assert text(page, _card(1, "state")) == "up" and text(page, "#stats-problem") == ""
+        engine.wrong = "The engine has other weights."
+        wait_for_text(page, _card(1, "detail"), engine.wrong)
+        assert text(page, _card(1, "state")) == "up"
 
 
 def _hide(page: Page, is_hidden: bool) -> None:

@@ -9,9 +9,17 @@ import pytest
 from shoal.errors import ConfigError
 from shoal.inference import Request, SamplingParams
 from shoal.inference.journal import JournalFull
-from shoal_deployments.engine_client import EngineUnavailable
+from shoal_deployments.engine_client import EngineFailed, EngineUnavailable
 from shoal_deployments.mailbox import Mailbox
-from tests.deployments.scripted_actors import PROMPT, Actor, connected, facts_of
+from tests.deployments.scripted_actors import (
+    DEADLINE_S,
+    PROMPT,
+    Actor,
+    asked,
+    connected,
+    facts_of,
+    lose,
+)
 
 
 def test_submitting_tells_the_fingerprint_of_the_engine_that_computes(
@@ -56,6 +64,50 @@ def test_who_goes_on_with_a_stream_gets_an_engine_of_its_fingerprint(
         return {held.place for held in engines._held.by_id.values()}
 
     assert asyncio.run(ask()) == {1}
+
+
+def test_an_engine_of_other_weights_answers_without_a_promise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was started again after the model's folder had been changed."""
+
+    async def scene() -> None:
+        facts = [facts_of("one"), facts_of("one", weights="w2")]
+        actors = [Actor(), Actor()]
+        engines = connected(monkeypatch, facts, actors)
+        first, second = [each.detail for each in await engines.health()]
+        assert first == "" and second.startswith("The model's folder was changed while")
+        assert all(each.progresses for each in await engines.health())
+        promises = set()
+        for number in range(9):  # so many that each engine gets some
+            fingerprint = await engines.submit([asked(str(number), (number,))], Mailbox(1000))
+            promises.add((engines._held.by_id[str(number)].place, fingerprint))
+        assert promises == {(0, "one"), (1, None)}
+        # A stream that broke goes on with the old weights, or not at all.
+        for number in range(9):
+            name = f"again {number}"
+            assert await engines.submit([asked(name, (number,))], Mailbox(1000), "one") == "one"
+            assert engines._held.by_id[name].place == 0
+
+    asyncio.run(scene())
+
+
+def test_what_a_lost_engine_computed_does_not_go_on_with_other_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene() -> None:
+        actors = [Actor(), Actor()]
+        facts = [facts_of("one"), facts_of("one", weights="w2")]
+        engines = connected(monkeypatch, facts, actors)
+        mailbox = Mailbox(1000)
+        await engines.submit([asked("r")], mailbox)
+        lose(engines, 0)
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(EngineFailed, match="was lost"):
+                await mailbox.take()
+        assert actors[1].taken == []
+
+    asyncio.run(scene())
 
 
 def test_a_full_journal_is_told_and_another_engine_is_tried(

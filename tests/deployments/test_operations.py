@@ -98,13 +98,15 @@ class _Ailing(FakeEngine):
     def __init__(self) -> None:
         super().__init__()
         self.well = [True, True]
+        self.has_other_weights = False
         self.answers = True
 
     async def health(self) -> Sequence[ReplicaHealth]:
         if not self.answers:
             await asyncio.sleep(60)
+        wrong = "other weights" if self.has_other_weights else ""
         return [
-            ReplicaHealth(replica=str(place), progresses=well, detail="" if well else "no step")
+            ReplicaHealth(replica=str(place), progresses=well, detail=wrong if well else "no step")
             for place, well in enumerate(self.well)
         ]
 
@@ -120,6 +122,9 @@ def test_health_is_of_the_engines_too() -> None:
             "progresses": False,
             "detail": "no step",
         }
+        engine.well, engine.has_other_weights = [True, True], True
+        answer = served.http.get("/health")
+        assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
         engine.well = [False, False]
         assert served.http.get("/health").status_code == 503
         engine.answers = False

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -12,7 +10,6 @@ import pytest
 
 from shoal.config import LimitSettings, ServeSettings
 from shoal_deployments.engine_client import ModelCard
-from shoal_deployments.weights_mark import weights_mark
 from tests.deployments.fake_engine import by_hash, spelling
 from tests.deployments.server import Served, events_with_ids, serve
 
@@ -265,21 +262,3 @@ def test_a_long_repetition_shows_that_it_is_alive() -> None:
         answer = _ask(served, "completions", whole[-2][0], max_tokens=40)
         assert answer.text.count(": waiting\n") >= 2
         assert [content for _, content in events_with_ids(answer.text)][:-1] == [whole[-1][1]]
-
-
-def test_weights_are_told_apart_wherever_they_changed(tmp_path: Path) -> None:
-    folder = tmp_path / "m"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    content = bytearray(2**18)
-    (folder / "model.safetensors").write_bytes(content)
-    mark = weights_mark(folder)
-    assert weights_mark(shutil.copytree(folder, tmp_path / "copy")) == mark
-    for place in (0, 2**17, 2**18 - 1):
-        changed = bytearray(content)
-        changed[place] = 1
-        (folder / "model.safetensors").write_bytes(changed)
-        assert weights_mark(folder) != mark
-    (folder / "model.safetensors").write_bytes(content)
-    (folder / "config.json").write_text("{ }")
-    assert weights_mark(folder) != mark

@@ -34,6 +34,7 @@ from shoal.inference import StepEngine
 from shoal.inference.journal import JournaledEngine, open_journal
 from shoal.inference.loading import certified, load_engine
 from shoal.inference.protocol import Output, Submission
+from shoal.models import weights_mark
 from shoal_actors.engine.awake import AwakeClock
 from shoal_actors.engine.lease import Leases
 from shoal_actors.engine.loop import EngineLoop
@@ -58,11 +59,13 @@ class EngineActor:
         Raises ConfigError and WorkError as ``load_engine`` does, ConfigError for the journal.
         """
         torch.set_num_threads(settings.threads)
+        weights = weights_mark(Path(folder))
         engine = load_engine(Path(folder), settings)
         certificate = certified(engine)
         self._facts = EngineFacts(
             limits=engine.limits,
             fingerprint=certificate.fingerprint,
+            weights=weights,
             certificate=dataclasses.asdict(certificate) | {"passed": certificate.passed},
         )
         self._streams: dict[str, OutputStream] = {}

@@ -21,6 +21,9 @@ class EngineFacts:
     fingerprint: str
     """Hash of its kernels' results: engines with the same one give the same bits."""
 
+    weights: str
+    """Mark of the weights that it loaded: their folder may have been changed since others did."""
+
     certificate: Mapping[str, Any]
     """What was proven of its kernels when it loaded; plain JSON values."""
 
@@ -31,7 +34,9 @@ class EngineFacts:
 
     def agrees_with(self, other: EngineFacts | None) -> bool:
         """Whether the two promise the same bits for the same request."""
-        return other is not None and self.promise is not None and self.promise == other.promise
+        if other is None or self.promise is None:
+            return False
+        return self.promise == other.promise and self.weights == other.weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,6 +32,11 @@ from shoal_deployments.mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
 
+_OTHER_WEIGHTS = (
+    "The model's folder was changed while it was served: the engine has other weights than this "
+    "frontend knows. Start the server anew."
+)
+
 
 class Engines:
     """An ``EngineClient`` over the engine actors that ``finders`` find."""
@@ -41,7 +46,7 @@ class Engines:
         name: str,
         created: int,
         finders: Sequence[Callable[[], Any]],
-        weights: str = "",
+        weights: str,
         patience_s: float = PATIENCE_S,
     ) -> None:
         """``patience_s``: see ``Mover``."""
@@ -94,7 +99,7 @@ class Engines:
         self, requests: Sequence[Request], mailbox: Mailbox, fingerprint: str | None = None
     ) -> str | None:
         """See ``EngineClient``; the requests of one client go to one engine."""
-        promises = [None if link.facts is None else link.facts.promise for link in self._links]
+        promises = [self._promise(link) for link in self._links]
         if fingerprint is not None and fingerprint not in promises:
             raise other_fingerprint(fingerprint)
         is_full, problem = False, "No engine takes requests at the moment."
@@ -162,7 +167,7 @@ class Engines:
             ReplicaHealth(
                 replica=str(link.place),
                 progresses=link.state is LinkState.UP,
-                detail="" if link.state is LinkState.UP else f"The engine is {link.state.value}.",
+                detail=self._detail(link),
             )
             for link in self._links
         ]
@@ -179,6 +184,19 @@ class Engines:
     def on_silent(self, place: int, silent_s: float) -> None:
         """See ``LinkOwner``."""
         self._mover.on_silent(place, silent_s)
+
+    def _promise(self, link: EngineLink) -> str | None:
+        """The fingerprint whose bits are this model's there; None where nothing is promised."""
+        facts = link.facts
+        return None if facts is None or facts.weights != self._weights else facts.promise
+
+    def _detail(self, link: EngineLink) -> str:
+        """What is wrong with an engine, for a person; empty where nothing is."""
+        if link.state is not LinkState.UP:
+            return f"The engine is {link.state.value}."
+        if link.facts is not None and link.facts.weights != self._weights:
+            return _OTHER_WEIGHTS
+        return ""
 
     def _taken(self, held: Sequence[Held], names: Sequence[bytes], place: int) -> None:
         """Note that the engine at ``place`` has taken requests, be it lost since then."""

@@ -16,6 +16,7 @@ from shoal.models.sharding import ShardedUnit, decoder_units, shard_decoder
 from shoal.models.stage import EMBEDDING, DecoderStage
 from shoal.models.weight_source import WeightSource, whole_tensors
 from shoal.models.weights import load_weights
+from shoal.models.weights_mark import weights_mark
 
 __all__ = [
     "Bf16Choice",
@@ -46,6 +47,7 @@ __all__ = [
     "shard_decoder",
     "split_decoder",
     "tensor_shapes",
+    "weights_mark",
     "whole_tensors",
     "write_hf_folder",
     "write_megatron_folder",

@@ -70,7 +70,8 @@ function show({ model: name, replicas, health }) {
   for (const state of health) {
     const stats = byName.get(state.replica);
     const card = cardOf(state.replica);
-    showState(card, state.progresses && stats !== undefined, state.detail || "It does not answer.");
+    const isUp = state.progresses && stats !== undefined;
+    showState(card, isUp, state.detail || (isUp ? "" : "It does not answer."));
     if (stats !== undefined) {
       speed += showStats(card, stats);
       running += stats.running;
@@ -107,7 +108,7 @@ function cardOf(name) {
 function showState({ root, parts }, isUp, detail) {
   root.dataset.up = String(isUp);
   say(parts.state, isUp ? "up" : "down");
-  say(parts.detail, isUp ? "" : detail);
+  say(parts.detail, detail);
 }
 
 /** Shows one replica's numbers and gives its tokens per second. */
