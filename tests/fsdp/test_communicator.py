@@ -9,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from shoal.fsdp.communicator import Communicator
 from shoal.fsdp.gloo import _Deed
+from shoal.fsdp.reduction import Reduction
 from shoal.fsdp.transport import Transport, communicator_for
 from tests.ranks import RankPool
 
@@ -44,9 +45,9 @@ def _exact_sums(transport: Transport) -> tuple[list[float], list[float]]:
     size, rank = communicator.size, communicator.rank
     partial = torch.full((size * 3,), rank + 1.0)
     part, whole = torch.empty(3), torch.empty(size * 3)
-    communicator.reduce_scatter(part, partial, accumulate_dtype=torch.float32).wait()
+    communicator.reduce_scatter(part, partial, Reduction(accumulate_dtype=torch.float32)).wait()
     communicator.all_reduce(
-        whole, partial, accumulate_dtype=torch.float32, divisor=float(size)
+        whole, partial, Reduction(accumulate_dtype=torch.float32, divisor=float(size))
     ).wait()
     return part.tolist(), whole.tolist()
 
@@ -98,10 +99,10 @@ def _reduce(
     partial = _partial(rank, size * numel, dtype)
     deeds = [
         communicator.reduce_scatter(
-            part, partial, accumulate_dtype=torch.float32, divisor=divisor, add=add
+            part, partial, Reduction(accumulate_dtype=torch.float32, divisor=divisor, add=add)
         ),
         communicator.all_reduce(
-            whole, partial, accumulate_dtype=torch.float32, divisor=divisor, add=add
+            whole, partial, Reduction(accumulate_dtype=torch.float32, divisor=divisor, add=add)
         ),
     ]
     if rank % 2:  # the order of waiting is each rank's own affair
@@ -179,7 +180,7 @@ def test_all_to_all_brings_ragged_and_empty_parts(
 def _all_reduce_in_place(transport: Transport, numel: int) -> torch.Tensor:
     communicator = _communicator(transport)
     buffer = _partial(communicator.rank, numel, torch.float32)
-    communicator.all_reduce(buffer, buffer, accumulate_dtype=torch.float32).wait()
+    communicator.all_reduce(buffer, buffer, Reduction(accumulate_dtype=torch.float32)).wait()
     return buffer
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from shoal.fsdp.communicator import Communicator, Pending
+from shoal.fsdp.reduction import Reduction
 from shoal.fsdp.transport import Transport, communicator_for
 from tests.ranks import RankPool
 
@@ -35,7 +36,7 @@ def _reduce(
     partial = communicator.lend(numel, torch.float32).fill_(value)
     output = torch.empty(numel if whole else 4)
     reduce = communicator.all_reduce if whole else communicator.reduce_scatter
-    pending = reduce(output, partial, accumulate_dtype=torch.float32)
+    pending = reduce(output, partial, Reduction(accumulate_dtype=torch.float32))
     return pending, output, communicator.size * value
 
 

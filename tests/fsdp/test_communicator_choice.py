@@ -12,6 +12,7 @@ import torch.distributed as dist
 from shoal.fsdp.gloo import GlooCommunicator
 from shoal.fsdp.host import NotShared
 from shoal.fsdp.nccl import NcclCommunicator
+from shoal.fsdp.reduction import Reduction
 from shoal.fsdp.shared_memory import SharedMemoryCommunicator
 from shoal.fsdp.transport import Transport, communicator_for
 from tests.ranks import COLLECTIVE_TIMEOUT_S, RankPool
@@ -99,10 +100,12 @@ def _by_the_group_itself() -> list[list[float]]:
     partial = communicator.lend(size * 2, torch.bfloat16).fill_(rank + 1)
     part, whole = torch.ones(2), torch.empty(size * 2)
     scattered = communicator.reduce_scatter(
-        part, partial, accumulate_dtype=torch.float32, divisor=2.0, add=True
+        part, partial, Reduction(accumulate_dtype=torch.float32, divisor=2.0, add=True)
     )
     scattered.wait()
-    reduced = communicator.all_reduce(whole, partial, accumulate_dtype=torch.float32, divisor=4.0)
+    reduced = communicator.all_reduce(
+        whole, partial, Reduction(accumulate_dtype=torch.float32, divisor=4.0)
+    )
     reduced.wait()
     assert partial.tolist() == [rank + 1] * (size * 2)
     return [gathered.tolist(), part.tolist(), whole.tolist()]

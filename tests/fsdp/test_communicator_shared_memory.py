@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from shoal.errors import PeerLost, WorkError
 from shoal.fsdp.communicator import Communicator
+from shoal.fsdp.reduction import Reduction
 from shoal.fsdp.shared_memory import SharedMemoryCommunicator
 from shoal.fsdp.transport import Transport, communicator_for
 from tests.ranks import RankPool
@@ -86,7 +87,9 @@ def _reduce_late(lent: bool) -> None:
         partial.fill_(turn + rank)
         if turn % size == rank:
             time.sleep(0.01)
-        communicator.reduce_scatter(output, partial, accumulate_dtype=torch.float32).wait()
+        communicator.reduce_scatter(
+            output, partial, Reduction(accumulate_dtype=torch.float32)
+        ).wait()
         assert output.tolist() == [turn * size + size * (size - 1) / 2] * 500
 
 
@@ -108,12 +111,17 @@ def _many_in_flight() -> None:
         partial = communicator.lend(size * 2, torch.bfloat16).fill_(index % 50)
         deeds.append((communicator.all_gather(gathered, shard), gathered))
         deeds.append(
-            (communicator.reduce_scatter(part, partial, accumulate_dtype=torch.float32), part)
+            (
+                communicator.reduce_scatter(
+                    part, partial, Reduction(accumulate_dtype=torch.float32)
+                ),
+                part,
+            )
         )
         deeds.append(
             (
                 communicator.all_reduce(
-                    whole, torch.full((7,), float(index)), accumulate_dtype=torch.float32
+                    whole, torch.full((7,), float(index)), Reduction(accumulate_dtype=torch.float32)
                 ),
                 whole,
             )
@@ -201,7 +209,9 @@ def _memory_of_partials() -> list[int]:
         _barrier()
         resident.append(communicator.resident_bytes)
         for value, partial in enumerate(partials):
-            communicator.reduce_scatter(output, partial, accumulate_dtype=torch.float32).wait()
+            communicator.reduce_scatter(
+                output, partial, Reduction(accumulate_dtype=torch.float32)
+            ).wait()
             assert torch.equal(output, torch.full_like(output, 2.0 * value))
         _barrier()
     return resident
@@ -223,7 +233,7 @@ def _memory_after_the_end() -> int:
     buffer = communicator.allocate(8 * MEBIBYTE, torch.float32)
     _gather(communicator, buffer, 1.0)
     partial = communicator.lend(MEBIBYTE, torch.float32).fill_(1.0)
-    communicator.all_reduce(partial, partial, accumulate_dtype=torch.float32).wait()
+    communicator.all_reduce(partial, partial, Reduction(accumulate_dtype=torch.float32)).wait()
     assert partial[-1] == 2.0
     assert _shared_rss() > 16 * MEBIBYTE
     del communicator
@@ -264,7 +274,7 @@ def _disagree() -> str:
     numel = 8 if communicator.rank == 0 else 6
     with pytest.raises(WorkError) as error:
         communicator.all_reduce(
-            torch.empty(numel), torch.ones(numel), accumulate_dtype=torch.float32
+            torch.empty(numel), torch.ones(numel), Reduction(accumulate_dtype=torch.float32)
         ).wait()
     _barrier()
     return str(error.value)

@@ -29,6 +29,7 @@ from shoal.fsdp.placement import (
     placements_for,
 )
 from shoal.fsdp.precision import MixedPrecision
+from shoal.fsdp.reduction import Reduction
 from shoal.fsdp.schedule import Schedule
 from shoal.fsdp.sharded import ShardedParameter
 from shoal.fsdp.share import Share
@@ -50,6 +51,7 @@ __all__ = [
     "Pending",
     "Placement",
     "Placements",
+    "Reduction",
     "Replicate",
     "Schedule",
     "Shard",

@@ -20,6 +20,7 @@ from shoal.fsdp.communicator import Pending
 from shoal.fsdp.grid import Grid
 from shoal.fsdp.layout import GlobalLayout, Rows
 from shoal.fsdp.placement import Partial, Placement, Replicate, Shard, check_suffix
+from shoal.fsdp.reduction import Reduction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +138,11 @@ def move(
         yield reduce(
             output,
             data,
-            accumulate_dtype=reduce_dtype,
-            divisor=scale * (communicator.size if before.op == "avg" else 1),
-            add=add and to_target,
+            Reduction(
+                accumulate_dtype=reduce_dtype,
+                divisor=scale * (communicator.size if before.op == "avg" else 1),
+                add=add and to_target,
+            ),
         )
         data, scale = output, 1.0
     for position, axis in enumerate(moves.gathers):

@@ -5,8 +5,8 @@ Each deed returns at once with a ``Pending``; the result may be used, and the in
 its ``wait()``. Every rank of the axis makes the same calls (but ``wait``) in the same order with
 the same sizes, in an all-to-all with the same counts; when it waits for each is its own affair.
 
-Sums are taken in rank order 0..n-1 in ``accumulate_dtype``, so their bits do not depend on the
-transport (but for NCCL, which keeps its own order).
+Sums are those of ``Reduction``, in rank order 0..n-1, so their bits do not depend on the transport
+(but for NCCL, which keeps its own order).
 No implementation averages by a collective: an average is a sum divided afterwards, here.
 """
 
@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+
+from shoal.fsdp.reduction import Reduction
 
 Counts = Sequence[Sequence[int]]
 """How many elements of an all-to-all go from each rank (first index) to each rank (second)."""
@@ -72,28 +74,16 @@ class Communicator(Protocol):
         """
 
     def reduce_scatter(
-        self,
-        output: torch.Tensor,
-        partial: torch.Tensor,
-        *,
-        accumulate_dtype: torch.dtype,
-        divisor: float = 1.0,
-        add: bool = False,
+        self, output: torch.Tensor, partial: torch.Tensor, reduction: Reduction
     ) -> Pending:
         """Sum every rank's ``partial`` (size * numel) and keep this rank's part.
 
-        The sum is divided by ``divisor`` and written, or added, to ``output`` (numel), which may be
-        this rank's own part of ``partial``.
+        What becomes of the sum on its way into ``output`` (numel), which may be this rank's own
+        part of ``partial``, is for ``reduction`` to say.
         """
 
     def all_reduce(
-        self,
-        output: torch.Tensor,
-        partial: torch.Tensor,
-        *,
-        accumulate_dtype: torch.dtype,
-        divisor: float = 1.0,
-        add: bool = False,
+        self, output: torch.Tensor, partial: torch.Tensor, reduction: Reduction
     ) -> Pending:
         """Like ``reduce_scatter``, but every rank gets the whole sum (numel) in ``output``.
 

@@ -120,16 +120,9 @@ class GlooCommunicator:
         return _Deed(self._gather(output, shard))
 
     def reduce_scatter(
-        self,
-        output: torch.Tensor,
-        partial: torch.Tensor,
-        *,
-        accumulate_dtype: torch.dtype,
-        divisor: float = 1.0,
-        add: bool = False,
+        self, output: torch.Tensor, partial: torch.Tensor, reduction: Reduction
     ) -> Pending:
         """See ``Communicator``."""
-        reduction = Reduction(accumulate_dtype=accumulate_dtype, divisor=divisor, add=add)
         if self._size == 1:
             reduction.into(output, [partial])
             return Done()
@@ -137,16 +130,9 @@ class GlooCommunicator:
         return self._scatter(output, partial, reduction)
 
     def all_reduce(
-        self,
-        output: torch.Tensor,
-        partial: torch.Tensor,
-        *,
-        accumulate_dtype: torch.dtype,
-        divisor: float = 1.0,
-        add: bool = False,
+        self, output: torch.Tensor, partial: torch.Tensor, reduction: Reduction
     ) -> Pending:
         """See ``Communicator``."""
-        reduction = Reduction(accumulate_dtype=accumulate_dtype, divisor=divisor, add=add)
         if self._size == 1:
             reduction.into(output, [partial])
             return Done()

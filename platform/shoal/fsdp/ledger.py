@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from shoal.fsdp.communicator import Communicator, Counts, Pending
+from shoal.fsdp.reduction import Reduction
 from shoal.fsdp.transport import Transport, communicator_for
 
 Deed = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
@@ -114,34 +115,18 @@ class _Recorded:
         return self._inner.all_gather(output, shard)
 
     def reduce_scatter(
-        self,
-        output: torch.Tensor,
-        partial: torch.Tensor,
-        *,
-        accumulate_dtype: torch.dtype,
-        divisor: float = 1.0,
-        add: bool = False,
+        self, output: torch.Tensor, partial: torch.Tensor, reduction: Reduction
     ) -> Pending:
         """See ``Communicator``."""
         self._record("reduce_scatter", partial)
-        return self._inner.reduce_scatter(
-            output, partial, accumulate_dtype=accumulate_dtype, divisor=divisor, add=add
-        )
+        return self._inner.reduce_scatter(output, partial, reduction)
 
     def all_reduce(
-        self,
-        output: torch.Tensor,
-        partial: torch.Tensor,
-        *,
-        accumulate_dtype: torch.dtype,
-        divisor: float = 1.0,
-        add: bool = False,
+        self, output: torch.Tensor, partial: torch.Tensor, reduction: Reduction
     ) -> Pending:
         """See ``Communicator``."""
         self._record("all_reduce", partial)
-        return self._inner.all_reduce(
-            output, partial, accumulate_dtype=accumulate_dtype, divisor=divisor, add=add
-        )
+        return self._inner.all_reduce(output, partial, reduction)
 
     def all_to_all(self, output: torch.Tensor, source: torch.Tensor, *, counts: Counts) -> Pending:
         """See ``Communicator``."""

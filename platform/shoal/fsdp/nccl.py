@@ -14,6 +14,7 @@ from torch.distributed import (
 
 from shoal.fsdp.communicator import Counts, Pending
 from shoal.fsdp.gloo import finish_work
+from shoal.fsdp.reduction import Reduction
 
 
 class _StreamDeed:
@@ -75,47 +76,25 @@ class NcclCommunicator:
 
     @torch.no_grad()
     def reduce_scatter(
-        self,
-        output: torch.Tensor,
-        partial: torch.Tensor,
-        *,
-        accumulate_dtype: torch.dtype,
-        divisor: float = 1.0,
-        add: bool = False,
+        self, output: torch.Tensor, partial: torch.Tensor, reduction: Reduction
     ) -> Pending:
         """See ``Communicator``."""
-        total = torch.empty_like(output, dtype=accumulate_dtype)
+        total = torch.empty_like(output, dtype=reduction.accumulate_dtype)
         work = self._group._reduce_scatter_base(
-            total, partial.to(accumulate_dtype), ReduceScatterOptions()
+            total, partial.to(reduction.accumulate_dtype), ReduceScatterOptions()
         )
-        return _StreamDeed(work, lambda: _write(output, total, divisor, add))
+        return _StreamDeed(work, lambda: reduction.write(output, total))
 
     @torch.no_grad()
     def all_reduce(
-        self,
-        output: torch.Tensor,
-        partial: torch.Tensor,
-        *,
-        accumulate_dtype: torch.dtype,
-        divisor: float = 1.0,
-        add: bool = False,
+        self, output: torch.Tensor, partial: torch.Tensor, reduction: Reduction
     ) -> Pending:
         """See ``Communicator``."""
-        total = partial.to(accumulate_dtype, copy=True)
+        total = partial.to(reduction.accumulate_dtype, copy=True)
         work = self._group.allreduce([total], AllreduceOptions())
-        return _StreamDeed(work, lambda: _write(output, total, divisor, add))
+        return _StreamDeed(work, lambda: reduction.write(output, total))
 
     def all_to_all(self, output: torch.Tensor, source: torch.Tensor, *, counts: Counts) -> Pending:
         """See ``Communicator``."""
         received, sent = [row[self.rank] for row in counts], list(counts[self.rank])
         return _StreamDeed(self._group.alltoall_base(output, source, received, sent))
-
-
-@torch.no_grad()
-def _write(output: torch.Tensor, total: torch.Tensor, divisor: float, add: bool) -> None:
-    if divisor != 1.0:
-        total.div_(divisor)
-    if add:
-        output.add_(total)
-    else:
-        output.copy_(total)

@@ -15,6 +15,7 @@ from shoal.fsdp.communicator import Communicator
 from shoal.fsdp.grid import Grid
 from shoal.fsdp.group import ParameterGroup
 from shoal.fsdp.inventory import groups_of
+from shoal.fsdp.reduction import Reduction
 
 
 def gradient_norm(model: nn.Module, *, beyond: Communicator | None = None) -> torch.Tensor:
@@ -39,7 +40,7 @@ def gradient_norm(model: nn.Module, *, beyond: Communicator | None = None) -> to
             total += _sum_of_squares(group) / group.num_replicas
     for communicator in (*_communicators(groups), beyond):
         if communicator is not None:
-            communicator.all_reduce(total, total, accumulate_dtype=torch.float64).wait()
+            communicator.all_reduce(total, total, Reduction(accumulate_dtype=torch.float64)).wait()
     return total.sqrt().to(torch.float32)[0]
 
 

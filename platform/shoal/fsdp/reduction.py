@@ -38,9 +38,14 @@ class Reduction:
             total.copy_(parts[0][start:stop])
             for part in parts[1:]:
                 total.add_(next_part.copy_(part[start:stop]))
-            self._write(output[start:stop], total)
+            self.write(output[start:stop], total)
 
-    def _write(self, output: torch.Tensor, total: torch.Tensor) -> None:
+    @torch.no_grad()
+    def write(self, output: torch.Tensor, total: torch.Tensor) -> None:
+        """Bring ``total``, the sum of all ranks' parts, into ``output``; both are ``[numel]``.
+
+        What ``total`` held is lost.
+        """
         if self.divisor == 1.0:
             result = total
         elif self.add or output.dtype != total.dtype:

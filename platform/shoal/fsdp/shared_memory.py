@@ -98,38 +98,24 @@ class SharedMemoryCommunicator:
         return self._start(GatherIntoBuffer(self._queue, shard, own_part, after))
 
     def reduce_scatter(
-        self,
-        output: torch.Tensor,
-        partial: torch.Tensor,
-        *,
-        accumulate_dtype: torch.dtype,
-        divisor: float = 1.0,
-        add: bool = False,
+        self, output: torch.Tensor, partial: torch.Tensor, reduction: Reduction
     ) -> Pending:
         """See ``Communicator``."""
-        reduction = Reduction(accumulate_dtype=accumulate_dtype, divisor=divisor, add=add)
         where = self._input(partial)
         deed = ReduceScatter(self._queue, where, output, partial, reduction)
         return self._start(deed, where.block)
 
     def all_reduce(
-        self,
-        output: torch.Tensor,
-        partial: torch.Tensor,
-        *,
-        accumulate_dtype: torch.dtype,
-        divisor: float = 1.0,
-        add: bool = False,
+        self, output: torch.Tensor, partial: torch.Tensor, reduction: Reduction
     ) -> Pending:
         """See ``Communicator``."""
-        reduction = Reduction(accumulate_dtype=accumulate_dtype, divisor=divisor, add=add)
         where = self._input(partial)
         peers_read_output = where.lent and output.data_ptr() == partial.data_ptr()
         if not peers_read_output and (self._size == 2 or partial.numel() <= _SMALL_NUMEL):
             at_once = AllReduceAtOnce(self._queue, where, output, partial, reduction)
             return self._start(at_once, where.block)
         part_numel = -(-partial.numel() // self._size)
-        sums = self._blocks.take(part_numel * accumulate_dtype.itemsize)
+        sums = self._blocks.take(part_numel * reduction.accumulate_dtype.itemsize)
         deed = AllReduce(self._queue, where, sums, output, partial, reduction)
         return self._start(deed, where.block, sums)
 

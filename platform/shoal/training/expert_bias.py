@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.fsdp import Communicator
+from shoal.fsdp import Communicator, Reduction
 from shoal.models import DecoderStage, Router
 
 
@@ -55,7 +55,7 @@ class BiasUpdate:
         """
         total = loads.flatten()
         for ranks in self.ranks:
-            ranks.all_reduce(total, total, accumulate_dtype=total.dtype).wait()
+            ranks.all_reduce(total, total, Reduction(accumulate_dtype=total.dtype)).wait()
         for bias, load in zip(self.biases, total.view_as(loads), strict=True):
             direction = torch.sign(load.sum() - load * len(load)) * is_good
             bias.add_(direction, alpha=self.rate)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import torch
 
-from shoal.fsdp import Communicator
+from shoal.fsdp import Communicator, Reduction
 from shoal.parallel.context.cut import Run, SequenceCut
 from shoal.parallel.context.exchange import Visit, wide
 
@@ -44,7 +44,7 @@ class GatherExchange:
             for run in self._cut.runs(rank):
                 shard[:, :, run.part(run.start, run.stop)] = total[:, :, run.start : run.stop]
         self._communicator.reduce_scatter(
-            gradient.view(-1), partial, accumulate_dtype=wide(own.dtype)
+            gradient.view(-1), partial, Reduction(accumulate_dtype=wide(own.dtype))
         ).wait()
 
     @property

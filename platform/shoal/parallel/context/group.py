@@ -15,7 +15,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from shoal import ops
-from shoal.fsdp import Communicator, communicator_for
+from shoal.fsdp import Communicator, Reduction, communicator_for
 from shoal.parallel.context.attention import CutAttention
 from shoal.parallel.context.cut import SequenceCut
 from shoal.parallel.context.gather import GatherExchange
@@ -80,7 +80,7 @@ class ContextParallel:
         """The sum of every rank's ``counts``, which carry no gradient; like them."""
         flat = counts.detach().reshape(-1)
         result = torch.empty_like(flat)
-        self._communicator.all_reduce(result, flat, accumulate_dtype=flat.dtype).wait()
+        self._communicator.all_reduce(result, flat, Reduction(accumulate_dtype=flat.dtype)).wait()
         return result.view_as(counts)
 
     def _cut(self, length: int) -> SequenceCut:
