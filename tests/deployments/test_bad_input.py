@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shoal.inference import SamplingParams
-from shoal_deployments.openai.requests import ChatCompletionBody, CompletionBody
-from tests.deployments.server import Served
+from shoal.inference import Limits, SamplingParams
+from tests.deployments.fake_engine import FakeEngine
+from tests.deployments.server import Served, serve
 
 HUGE = 10**6
 PROMPT_512 = [65] * 512
@@ -264,11 +264,40 @@ def test_an_unknown_field_is_answered_with_the_nearest(served: Served) -> None:
     assert message == "temprature: no such field. Did you mean temperature."
 
 
-def test_both_bodies_have_every_sampling_parameter() -> None:
+SAMPLING: dict[str, Any] = {
+    "max_tokens": 7,
+    "min_tokens": 2,
+    "n": 2,
+    "temperature": 0.5,
+    "top_k": 3,
+    "top_p": 0.5,
+    "min_p": 0.25,
+    "repetition_penalty": 1.5,
+    "presence_penalty": 1.25,
+    "frequency_penalty": 1.75,
+    "logit_bias": {"66": -1.5, "65": 1.5},
+    "seed": 5,
+    "stop": ["é"],
+    "stop_token_ids": [7],
+    "ignore_eos": True,
+    "logprobs": 1,
+    "priority": 3,
+}
+"""One value for each parameter, none of them the default."""
+
+
+def test_every_sampling_parameter_reaches_the_engine_on_both_routes(served: Served) -> None:
+    assert served.complete(**SAMPLING).status_code == 200
+    assert served.chat(**SAMPLING | {"logprobs": True, "top_logprobs": 1}).status_code == 200
     # A completion asks for the prompt's log-probabilities by echo.
     wanted = {field.name for field in dataclasses.fields(SamplingParams)} - {"prompt_logprobs"}
-    for body in (CompletionBody, ChatCompletionBody):
-        assert wanted <= body.model_fields.keys()
+    for request in served.engine.requests[-2:]:
+        got = {name: getattr(request.params, name) for name in wanted}
+        assert got == SAMPLING | {
+            "logit_bias": ((65, 1.5), (66, -1.5)),
+            "stop": ("é",),
+            "stop_token_ids": (7,),
+        }
 
 
 @pytest.mark.parametrize(
@@ -300,6 +329,18 @@ def test_the_prompt_fills_the_context_up_to_one_token(served: Served) -> None:
     assert refused["code"] == "context_length_exceeded"
     scored = served.complete(prompt=PROMPT_512, max_tokens=0, echo=True, logprobs=0).json()
     assert len(scored["choices"][0]["logprobs"]["tokens"]) == 512
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_the_prompt_fills_a_pool_that_is_smaller_than_the_context(max_tokens: int) -> None:
+    limits = Limits(vocab_size=257, context_length=512, num_blocks=16, block_size=4)
+    with serve(engine=FakeEngine(limits=limits)) as served:
+        # The last token of an answer needs no room in the pool.
+        fields: dict[str, Any] = {"max_tokens": max_tokens, "echo": True}
+        assert served.complete(prompt=[65] * 64, **fields).status_code == 200
+        refused = served.complete(prompt=[65] * 65, **fields).json()["error"]
+        assert (refused["code"], refused["param"]) == ("context_length_exceeded", "prompt")
+        assert "has 64. Shorten it." in refused["message"]
 
 
 def test_a_huge_answer_is_cut_at_the_context(served: Served) -> None:

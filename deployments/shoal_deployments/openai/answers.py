@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.inference.protocol import Output, TokenLogprob
 from shoal.inference.request import Request
-from shoal_deployments.engine_client import EngineFailed, EngineUnavailable
+from shoal_deployments.engine_client import EngineFailed
 from shoal_deployments.openai.pieces import Pieces
 
 
@@ -98,9 +98,7 @@ class Answers:
     def absorb(self, outputs: Sequence[Output], *, are_known: bool = False) -> list[Choice]:
         """What ``outputs`` add to each choice, in the order of the answer.
 
-        Raises:
-            EngineFailed: a step failed.
-            EngineUnavailable: an engine gave a request up.
+        Raises EngineFailed where a step failed.
         """
         added: dict[int, Choice] = {}
         for output in outputs:
@@ -122,5 +120,3 @@ class Answers:
         self._unfinished[output.request_id].discard(output.choice)
         if output.finish_reason == "error":
             raise EngineFailed(output.error or "A step of the engine failed.")
-        if output.finish_reason == "abort":
-            raise EngineUnavailable("The engine gave the request up.")

@@ -90,9 +90,7 @@ def _check_length(
     prompt_field: str,
 ) -> None:
     """Refuse a prompt after which not even one token has room, by the code that clients know."""
-    # The last token of an answer is never computed, so the cache need not hold it.
-    whole = min(card.limits.context_length, card.limits.pool_tokens + 1)
-    most = whole - (0 if max_tokens == 0 else 1)
+    most = card.limits.longest_prompt(max_tokens)
     if limits.prompt_tokens is not None:
         most = min(most, limits.prompt_tokens)
     if num_tokens > most:

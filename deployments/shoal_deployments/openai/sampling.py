@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from shoal.inference.params import SamplingParams
@@ -10,27 +11,16 @@ from shoal_deployments.openai.requests import ChatCompletionBody, CompletionBody
 DEFAULT_MAX_TOKENS = 16
 """Of completions, as in OpenAI's API; a chat's answer may fill the context."""
 
-_SAME_NAME = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "min_tokens",
-    "ignore_eos",
-    "priority",
+_COMMON = tuple(
+    field.name for field in fields(SamplingParams) if field.name in GenerationBody.model_fields
 )
+"""Parameters that both bodies have, under the same name and with the same meaning."""
 
 
 def completion_params(body: CompletionBody) -> SamplingParams:
     """Parameters of a completion; ConfigError where two fields contradict each other."""
     return SamplingParams(
-        **_common(body),
-        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        **{"max_tokens": DEFAULT_MAX_TOKENS} | _common(body),
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
     )
@@ -40,19 +30,19 @@ def chat_params(body: ChatCompletionBody) -> SamplingParams:
     """Parameters of a chat's answer; ConfigError where two fields contradict each other."""
     newer = body.max_completion_tokens
     return SamplingParams(
-        **_common(body),
-        max_tokens=body.max_tokens if newer is None else newer,
+        **_common(body) | ({} if newer is None else {"max_tokens": newer}),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
 
 
 def _common(body: GenerationBody) -> dict[str, Any]:
     """What both have; a field that is null keeps the engine's default."""
-    values = {name: getattr(body, name) for name in _SAME_NAME if getattr(body, name) is not None}
-    if body.logit_bias:
-        values["logit_bias"] = tuple(sorted(body.logit_bias.items()))
-    if body.stop:
-        values["stop"] = tuple(body.stop)
-    if body.stop_token_ids:
-        values["stop_token_ids"] = tuple(body.stop_token_ids)
-    return values
+    given = {name: getattr(body, name) for name in _COMMON}
+    return {name: _frozen(value) for name, value in given.items() if value is not None}
+
+
+def _frozen(value: Any) -> Any:
+    """``value`` as parameters hold it: a mapping as sorted pairs, a list as a tuple."""
+    if isinstance(value, dict):
+        return tuple(sorted(value.items()))
+    return tuple(value) if isinstance(value, list) else value

@@ -84,6 +84,10 @@ class Limits:
         """Blocks that hold the keys and values of ``num_tokens``."""
         return -(-num_tokens // self.block_size)
 
+    def longest_prompt(self, max_tokens: int | None) -> int:
+        """Most tokens of a prompt after which one of the answer has room, unless none is wanted."""
+        return min(self.pool_tokens, self.context_length - (0 if max_tokens == 0 else 1))
+
     def check(self, request: Request) -> int:
         """Give the most tokens that ``request`` may generate, or refuse it with a ConfigError.
 
@@ -99,7 +103,7 @@ class Limits:
         by_context = self.context_length - num_prompt
         # The last token that is generated is never computed, so it takes no room in the pool.
         by_pool = self.pool_tokens + 1 - num_prompt
-        longest = min(self.pool_tokens, self.context_length - (0 if wanted == 0 else 1))
+        longest = self.longest_prompt(wanted)
         if num_prompt > longest:
             room, size = (
                 ("KV pool", self.pool_tokens)

@@ -73,7 +73,7 @@ class Output:
     """One for each token of the prompt, None for the first; comes once, with choice 0."""
 
     finish_reason: str | None = None
-    """``stop``, ``length``, ``abort`` or ``error`` with the last output of the choice."""
+    """``stop``, ``length`` or ``error`` with the last output of the choice."""
 
     stop_reason: int | str | None = None
     """The stop token or stop string that ended the answer; unset for end-of-text."""
