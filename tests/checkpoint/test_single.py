@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from shoal.checkpoint import Manifest, load, prune, save, steps, verify
 from shoal.errors import ConfigError, WorkError
+from shoal.storage import medium_of
 from tests.checkpoint.plain import local, model_of, save_plain, trained, whole_state
 
 
@@ -314,3 +315,10 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(tiny_disk: Pa
     with pytest.raises(WorkError, match="has no room for step 2"):
         save(tiny_disk, 2, model=big, optimizer=None, counters={})
     assert list(tiny_disk.iterdir()) == []
+
+
+def test_ranks_of_one_host_share_its_cores_when_they_read(tmp_path: Path) -> None:
+    alone = medium_of(tmp_path).num_readers()
+    assert 1 <= alone <= len(os.sched_getaffinity(0))
+    assert medium_of(tmp_path).num_readers(alone) == 1
+    assert medium_of(tmp_path).num_readers(10 * alone) == 1, "none is left without"

@@ -12,6 +12,7 @@ Each stage ends in an agreement, so that all ranks go on or all raise.
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +81,8 @@ def load(
     """
     peers = Peers(group)
     deed = f"Loading {path}"
-    reader = peers.each(deed, lambda: _look(path, is_first=peers.first))
+    host = socket.gethostname()
+    reader, hosts = peers.tell(deed, lambda: (_look(path, is_first=peers.first), host))
     manifest = reader.manifest
     fit = Fit(
         path=path,
@@ -103,7 +105,8 @@ def load(
     fit.check_unread(_union(reader.keys, masks), with_optimizer=optimizer is not None)
     found = [entry for entry in entries if entry.key in reader.keys]
     try:
-        loaded = peers.each(deed, lambda: _read(reader, found, manifest, peers))
+        sharers = hosts.count(host)
+        loaded = peers.each(deed, lambda: _read(reader, found, manifest, peers, sharers))
     except WorkError:
         _spoil(found)
         sync_weights(model)
@@ -161,9 +164,13 @@ def _union(stored: Collection[str], masks: Sequence[bytes]) -> set[str]:
 
 
 def _read(
-    reader: CheckpointReader, entries: Sequence[Entry], manifest: Manifest, peers: Peers
+    reader: CheckpointReader,
+    entries: Sequence[Entry],
+    manifest: Manifest,
+    peers: Peers,
+    sharers: int,
 ) -> Loaded:
-    reader.fill(entries)
+    reader.fill(entries, sharers=sharers)
     rng = {reader.path(key)[2]: reader.tensor(key) for key in _rng_keys(reader, peers)}
     same_ranks = manifest.world_size == peers.size
     return Loaded(

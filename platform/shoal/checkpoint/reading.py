@@ -88,10 +88,11 @@ class CheckpointReader:
         """Parts of a key."""
         return self.keys[key].path
 
-    def fill(self, entries: Sequence[Entry]) -> None:
+    def fill(self, entries: Sequence[Entry], *, sharers: int = 1) -> None:
         """Read the rows of each entry into ``entry.local``, converting between float formats.
 
-        Every block of which a byte is taken is checked as it is read. Raises WorkError at the first
+        ``sharers`` processes of this host do so at the same time, and share its cores. Every block
+        of which a byte is taken is checked as it is read. Raises WorkError at the first
         that is not as it was written; some of what was read is in its place by then.
         """
         targets = [
@@ -105,7 +106,8 @@ class CheckpointReader:
             for entry, target in zip(entries, targets, strict=True)
             for piece in self._pieces(entry, target)
         ]
-        with ThreadPoolExecutor(max_workers=medium_of(self._path).num_readers) as pool:
+        num_readers = medium_of(self._path).num_readers(sharers)
+        with ThreadPoolExecutor(max_workers=num_readers) as pool:
             for done in [pool.submit(self._read, *task) for task in _tasks(pieces)]:
                 done.result()
         for entry, target in zip(entries, targets, strict=True):

@@ -31,10 +31,9 @@ class LocalMedium:
 
     look_s = 0.01
 
-    @property
-    def num_readers(self) -> int:
-        """As many as there are cores, up to a few."""
-        return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    def num_readers(self, sharers: int = 1) -> int:
+        """See ``Files``. A share of the cores, up to a few: more would take turns, and caches."""
+        return min(_MOST_THREADS, max(1, len(os.sched_getaffinity(0)) // sharers))
 
     def create(self, file: Location) -> Sink:
         """See ``Files``."""

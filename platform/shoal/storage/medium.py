@@ -52,9 +52,11 @@ class Source(Protocol):
 class Files(Protocol):
     """Reads and writes whole files and parts of them."""
 
-    @property
-    def num_readers(self) -> int:
-        """Threads that it takes to read as fast as the medium gives."""
+    def num_readers(self, sharers: int = 1) -> int:
+        """Threads that it takes to read as fast as the medium gives.
+
+        In each of ``sharers`` processes of this host that read at the same time.
+        """
 
     def create(self, file: Location) -> Sink:
         """Begin a file that is not there yet."""

@@ -39,6 +39,9 @@ _CONNECT_TIMEOUT_S = 5.0
 _ATTEMPTS = 4
 """Of a request that the store refuses for the moment, or that gets no answer for three seconds."""
 
+_REQUESTS = 16
+"""Under way at a time: each takes long, whatever the cores."""
+
 _PROBE = "/x"
 """A key, to see how a file system calls it."""
 
@@ -47,13 +50,15 @@ class StoreMedium:
     """See ``Medium``; one store, as one set of options reaches it."""
 
     look_s = 0.25
-    num_readers = 16
-    """Requests under way at a time: each takes long, whatever the cores."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         """``root`` is what ``filesystem`` calls the bucket."""
         self._filesystem = filesystem
         self._root = root
+
+    def num_readers(self, sharers: int = 1) -> int:
+        """See ``Files``."""
+        return _REQUESTS
 
     def create(self, file: Location) -> Sink:
         """See ``Files``."""

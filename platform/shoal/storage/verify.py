@@ -89,7 +89,7 @@ def block_damages(
             range(manifest.files[name].num_blocks) if wanted is None else sorted(wanted)
         )
     ]
-    with ThreadPoolExecutor(max_workers=medium_of(path).num_readers) as pool:
+    with ThreadPoolExecutor(max_workers=medium_of(path).num_readers()) as pool:
         problems = pool.map(lambda share: _contents_problem(*share), shares)
         found: dict[Location, str] = {}
         for (file, _, _), problem in zip(shares, problems, strict=True):
