@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import resource
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from shoal.fsdp.reduction import Reduction
 from shoal.fsdp.shared_memory import SharedMemoryCommunicator
 from shoal.fsdp.transport import Transport, communicator_for
 from tests.ranks import COLLECTIVE_TIMEOUT_S, RankPool
+from tests.short_disk import file_size_limit
 
 CPU = torch.device("cpu")
 
@@ -68,15 +69,12 @@ def _chosen_where_rank_zero_may_not_create_files() -> tuple[str, list[str]]:
     lines = _Lines()
     logger = logging.getLogger("shoal.fsdp.transport")
     logger.addHandler(lines)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        if dist.get_rank() == 0:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
-        chosen = type(communicator_for(_world(), CPU, Transport.AUTO)).__name__
-        with pytest.raises(NotShared, match="rank 0 of the axis cannot create shared memory"):
-            communicator_for(_world(), CPU, Transport.SHARED_MEMORY)
+        with file_size_limit(2**20) if dist.get_rank() == 0 else nullcontext():
+            chosen = type(communicator_for(_world(), CPU, Transport.AUTO)).__name__
+            with pytest.raises(NotShared, match="rank 0 of the axis cannot create shared memory"):
+                communicator_for(_world(), CPU, Transport.SHARED_MEMORY)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         logger.removeHandler(lines)
     return chosen, lines.messages
 

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import torch
 
+from shoal.fsdp.memory import Memory
 from shoal.fsdp.reduction import Reduction
 
 Counts = Sequence[Sequence[int]]
@@ -33,8 +34,8 @@ class Pending(Protocol):
         """
 
 
-class Communicator(Protocol):
-    """Collectives over the ranks of one mesh axis."""
+class Communicator(Memory, Protocol):
+    """Collectives over the ranks of one mesh axis, and memory for what they move."""
 
     @property
     def size(self) -> int:
@@ -43,29 +44,6 @@ class Communicator(Protocol):
     @property
     def rank(self) -> int:
         """This rank's place on the axis."""
-
-    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A full-size buffer for ``all_gather`` to fill; it starts restored.
-
-        Ranks of one host may share its memory, so nobody else writes to it, and nobody reads it
-        before the first gather into it or from ``release`` to the next one. The storage object
-        never changes, so views of the buffer stay valid all the while.
-        """
-
-    def release(self, buffer: torch.Tensor) -> None:
-        """Give the memory of a buffer from ``allocate`` back.
-
-        Its contents are lost, its views stay valid objects.
-        """
-
-    def restore(self, buffer: torch.Tensor) -> None:
-        """Make a released buffer usable again, contents undefined."""
-
-    def lend(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A buffer to fill and to give as ``partial`` to the next reduction, contents undefined.
-
-        It spares that reduction a copy, and must not be touched once the reduction was waited for.
-        """
 
     def all_gather(self, output: torch.Tensor, shard: torch.Tensor) -> Pending:
         """Fill ``output`` (size * numel) with every rank's ``shard`` (numel) in rank order.

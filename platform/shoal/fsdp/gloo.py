@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup, Work
 
 from shoal.errors import PeerLost
 from shoal.fsdp.communicator import Counts, Pending
+from shoal.fsdp.memory import LocalMemory
 from shoal.fsdp.progress import advance_all, register
 from shoal.fsdp.reduction import Reduction
 
@@ -75,10 +76,11 @@ class _Deed:
             finish()
 
 
-class GlooCommunicator:
+class GlooCommunicator(LocalMemory):
     """A ``Communicator`` over a gloo process group."""
 
     def __init__(self, group: ProcessGroup) -> None:
+        super().__init__(torch.device("cpu"))
         self._group = group
         self._size = group.size()
         self._rank = group.rank()
@@ -94,22 +96,6 @@ class GlooCommunicator:
     def rank(self) -> int:
         """See ``Communicator``."""
         return self._rank
-
-    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """See ``Communicator``."""
-        return torch.empty(numel, dtype=dtype)
-
-    def release(self, buffer: torch.Tensor) -> None:
-        """See ``Communicator``."""
-        buffer.untyped_storage().resize_(0)
-
-    def restore(self, buffer: torch.Tensor) -> None:
-        """See ``Communicator``."""
-        buffer.untyped_storage().resize_(buffer.numel() * buffer.element_size())
-
-    def lend(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """See ``Communicator``."""
-        return torch.empty(numel, dtype=dtype)
 
     def all_gather(self, output: torch.Tensor, shard: torch.Tensor) -> Pending:
         """See ``Communicator``."""

@@ -11,16 +11,27 @@ class Memory(Protocol):
     """Where buffers come from: a ``Communicator``, or plain memory for what does not travel."""
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat buffer to gather into, contents undefined; its storage object never changes."""
+        """A flat, full-size buffer for a gather to fill; it starts restored, contents undefined.
+
+        Ranks of one host may share a communicator's, so nobody else writes to it, and nobody reads
+        it before the first gather into it or from ``release`` to the next one. The storage object
+        never changes, so views of the buffer stay valid all the while.
+        """
 
     def release(self, buffer: torch.Tensor) -> None:
-        """Give the memory back; contents are lost, views stay valid objects."""
+        """Give the memory of a buffer from ``allocate`` back.
+
+        Its contents are lost, its views stay valid objects.
+        """
 
     def restore(self, buffer: torch.Tensor) -> None:
         """Make a released buffer usable again, contents undefined."""
 
     def lend(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat buffer to fill and to reduce from once, contents undefined."""
+        """A flat buffer to fill and to give as ``partial`` to the next reduction; undefined first.
+
+        It spares that reduction a copy, and must not be touched once the reduction was waited for.
+        """
 
 
 class LocalMemory:

@@ -14,6 +14,7 @@ from torch.distributed import (
 
 from shoal.fsdp.communicator import Counts, Pending
 from shoal.fsdp.gloo import finish_work
+from shoal.fsdp.memory import LocalMemory
 from shoal.fsdp.reduction import Reduction
 
 
@@ -33,7 +34,7 @@ class _StreamDeed:
                 self._finish()
 
 
-class NcclCommunicator:
+class NcclCommunicator(LocalMemory):
     """A ``Communicator`` over a process group that reduces by itself.
 
     The deeds run after what the current stream holds when they are called, and their results are
@@ -41,8 +42,8 @@ class NcclCommunicator:
     """
 
     def __init__(self, group: ProcessGroup, device: torch.device) -> None:
+        super().__init__(device)
         self._group = group
-        self._device = device
 
     @property
     def size(self) -> int:
@@ -53,22 +54,6 @@ class NcclCommunicator:
     def rank(self) -> int:
         """See ``Communicator``."""
         return self._group.rank()
-
-    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """See ``Communicator``."""
-        return torch.empty(numel, dtype=dtype, device=self._device)
-
-    def release(self, buffer: torch.Tensor) -> None:
-        """See ``Communicator``."""
-        buffer.untyped_storage().resize_(0)
-
-    def restore(self, buffer: torch.Tensor) -> None:
-        """See ``Communicator``."""
-        buffer.untyped_storage().resize_(buffer.numel() * buffer.element_size())
-
-    def lend(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """See ``Communicator``."""
-        return torch.empty(numel, dtype=dtype, device=self._device)
 
     def all_gather(self, output: torch.Tensor, shard: torch.Tensor) -> Pending:
         """See ``Communicator``."""
