@@ -23,6 +23,7 @@ from shoal.inference.sampler import Row, Sampled, Sampler
 from shoal.inference.sampler.adjustments import adjusted
 from shoal.inference.sampler.filters import kept
 from shoal.ops.fixed.softmax import log_softmax
+from shoal.ops.on_threads import on_threads
 
 VOCAB = 257
 
@@ -238,14 +239,10 @@ def test_a_row_does_not_notice_its_company(width: int) -> None:
 def test_two_threads_give_what_one_gives() -> None:
     logits = _logits(8, width=70_000)
     rows = [_row(seed=number, **KINDS[number % len(KINDS)]) for number in range(8)]
-    threads = torch.get_num_threads()
     results = []
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
+    for count in (1, 2):
+        with on_threads(count):
             results.append(Sampler(70_000).sample(logits, rows))
-    finally:
-        torch.set_num_threads(threads)
     assert results[0] == results[1]
 
 

@@ -11,6 +11,7 @@ import torch
 
 from shoal.config import Config
 from shoal.inference.memory import available_bytes
+from shoal.ops.on_threads import on_threads
 from shoal.plan.rates import Link, Rates
 
 _MEASURED_S = 0.15
@@ -25,13 +26,9 @@ def measured_rates(config: Config) -> Rates:
     """
     workers, threads = config.cluster.workers, config.cluster.threads_per_worker
     share = min(1.0, (os.cpu_count() or 1) / (workers * threads))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         flops = {dtype: share * _flops(dtype) for dtype in (torch.float32, torch.bfloat16)}
         memory = share * _copied_bytes_per_s()
-    finally:
-        torch.set_num_threads(before)
     link = Link(bytes_per_s=memory / 2, latency_s=100e-6)  # written by one rank, read by another
     return Rates(
         name="CPU",

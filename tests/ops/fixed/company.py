@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 
+from shoal.ops.on_threads import on_threads
+
 Compute = Callable[[torch.Tensor], torch.Tensor]
 """Output rows for the input rows of these numbers."""
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """Let torch, and so the kernels, have so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -31,7 +21,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 def assert_independent(compute: Compute, count: int) -> torch.Tensor:
     """Assert that ``count`` rows are the same alone, split, shuffled, doubled; return them."""
-    with threads(1):
+    with on_threads(1):
         expected = compute(torch.arange(count))
         alone = torch.cat([compute(torch.tensor([row])) for row in range(count)])
         assert same_bits(alone, expected)
@@ -40,7 +30,7 @@ def assert_independent(compute: Compute, count: int) -> torch.Tensor:
             assert same_bits(torch.cat(pieces), expected), f"split into {size}"
     order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
     doubled = torch.cat((order, torch.arange(count)))
-    with threads(2):
+    with on_threads(2):
         assert same_bits(compute(order), expected[order]), "shuffled"
         assert same_bits(compute(doubled), expected[doubled]), "doubled"
     return expected

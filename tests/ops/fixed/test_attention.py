@@ -10,7 +10,8 @@ import torch
 
 from shoal.errors import ConfigError
 from shoal.ops.fixed import KVCache, paged_attention
-from tests.ops.fixed.company import assert_independent, same_bits, threads
+from shoal.ops.on_threads import on_threads
+from tests.ops.fixed.company import assert_independent, same_bits
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -113,7 +114,7 @@ def test_rows_are_close_to_fp64_and_do_not_depend_on_each_other(shape: Shape) ->
 @pytest.mark.parametrize("chunk", [1, 5, 16, 63, 64, 65, 200, 700])
 def test_a_prompt_may_be_cut_into_any_chunks(chunk: int) -> None:
     sequences = Sequences(Shape(head_dim=64, heads=4, kv_heads=2), (700,))
-    with threads(1):
+    with on_threads(1):
         whole = sequences(torch.arange(700))
         pieces = [sequences(piece) for piece in torch.arange(700).split(chunk)]
     assert same_bits(torch.cat(pieces), whole)

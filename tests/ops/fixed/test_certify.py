@@ -12,7 +12,7 @@ import torch
 from shoal.ops.fixed import PackedExperts, PackedLinear, probes
 from shoal.ops.fixed.certify import ROW_COUNTS, certify_kernels
 from shoal.ops.fixed.probes import Probe, hard_rows
-from tests.ops.fixed.company import threads
+from shoal.ops.on_threads import on_threads
 
 BF16 = torch.bfloat16
 
@@ -117,7 +117,7 @@ def test_a_kernel_that_lets_a_neighbour_in_is_named() -> None:
 
 def test_the_number_of_threads_is_left_as_it_was() -> None:
     for number in (1, 2):
-        with threads(number):
+        with on_threads(number):
             certify_kernels(small_model()[4:5])
             assert torch.get_num_threads() == number
 

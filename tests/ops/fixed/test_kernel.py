@@ -13,7 +13,7 @@ import torch
 
 from shoal.ops.fixed.kernel import Kernel, bits, kernel
 from shoal.ops.fixed.memory import float_of, read_float, read_int, write_float, write_int
-from tests.ops.fixed.company import threads
+from shoal.ops.on_threads import on_threads
 
 
 @kernel(3, "test_scale")
@@ -30,7 +30,7 @@ def _count(task: Any, thread: Any, a: Any) -> None:
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_each_task_is_run_once_by_one_of_the_threads(number: int) -> None:
     runs, by = torch.zeros(1000, dtype=torch.int64), torch.full((1000,), -1)
-    with threads(number):
+    with on_threads(number):
         _count(1000, runs.data_ptr(), by.data_ptr())
         _count(0, 0, 0)
     assert runs.eq(1).all()

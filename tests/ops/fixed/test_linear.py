@@ -8,7 +8,8 @@ import torch
 from shoal.errors import ConfigError
 from shoal.ops.fixed import PackedLinear
 from shoal.ops.fixed.probes import hard_rows
-from tests.ops.fixed.company import assert_independent, same_bits, threads
+from shoal.ops.on_threads import on_threads
+from tests.ops.fixed.company import assert_independent, same_bits
 
 BF16, FP32 = torch.bfloat16, torch.float32
 SHAPES = [(64, 64), (257, 66), (70, 33), (1, 1), (130, 515)]
@@ -67,9 +68,9 @@ def test_many_rows_are_cut_into_chunks() -> None:
     weight, bias = weights(64, 32)  # a single panel, so that rows make the tasks
     linear = PackedLinear.pack(weight, bias, kind="bf16")
     rows = torch.randn(1001, 32).bfloat16()
-    with threads(2):
+    with on_threads(2):
         many = linear(rows)
-    with threads(1):
+    with on_threads(1):
         assert same_bits(torch.cat([linear(piece) for piece in rows.split(13)]), many)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from shoal.ops.fixed import Arena, CannotRecord, PackedLinear, recording, rms_norm, swiglu
+from shoal.ops.on_threads import on_threads
 
 
 def layer(x: torch.Tensor, linear: PackedLinear, weight: torch.Tensor) -> torch.Tensor:
@@ -17,9 +18,7 @@ def layer(x: torch.Tensor, linear: PackedLinear, weight: torch.Tensor) -> torch.
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_program_computes_what_was_recorded_on_new_inputs(threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         linear = PackedLinear.pack(torch.randn(3 * 128, 64), kind="bf16")
         weight = torch.rand(64)
         x = torch.randn(5, 64).bfloat16()
@@ -33,8 +32,6 @@ def test_a_program_computes_what_was_recorded_on_new_inputs(threads: int) -> Non
             x.copy_(new)
             program.run()
             assert torch.equal(result, layer(new, linear, weight))
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_programs_share_an_arena_and_keep_their_results() -> None:

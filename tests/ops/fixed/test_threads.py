@@ -15,7 +15,7 @@ import torch
 from shoal.ops.fixed.kernel import kernel
 from shoal.ops.fixed.memory import read_int, write_int
 from shoal.ops.fixed.threads import Helpers, helpers
-from tests.ops.fixed.company import threads
+from shoal.ops.on_threads import on_threads
 
 
 @kernel(3, "test_count_work")
@@ -42,7 +42,7 @@ class Counts:
 def test_each_task_runs_once_in_launches_of_all_sizes(number: int) -> None:
     counts, expected = Counts(), torch.zeros(512, dtype=torch.int64)
     generator = torch.Generator().manual_seed(number)
-    with threads(number):
+    with on_threads(number):
         for launch in range(600):
             tasks = int(torch.randint(1, 40, (), generator=generator))
             counts.launch(tasks, 10 ** (launch % 4))
@@ -54,7 +54,7 @@ def test_each_task_runs_once_in_launches_of_all_sizes(number: int) -> None:
 def test_helpers_come_if_there_is_enough_to_do() -> None:
     counts = Counts()
     deadline = time.monotonic() + 60
-    with threads(2):
+    with on_threads(2):
         while time.monotonic() < deadline and set(counts.by[:64].tolist()) != {0, 1}:
             counts.launch(64, 100_000)
     assert set(counts.by[:64].tolist()) == {0, 1}
@@ -68,7 +68,7 @@ def test_many_callers_at_once_get_what_is_theirs() -> None:
             mine.launch(30, 300)
 
     callers = [threading.Thread(target=call, args=(mine,)) for mine in counts]
-    with threads(3):
+    with on_threads(3):
         for caller in callers:
             caller.start()
         for caller in callers:
@@ -79,7 +79,7 @@ def test_many_callers_at_once_get_what_is_theirs() -> None:
 
 def test_helpers_sleep_and_are_woken() -> None:
     counts = Counts()
-    with threads(3):
+    with on_threads(3):
         for launch in range(20):
             counts.launch(20, 1000)
             time.sleep(0.002)  # far longer than a helper looks for work

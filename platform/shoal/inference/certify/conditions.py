@@ -13,12 +13,13 @@ from multiprocessing import get_context
 
 import numpy as np
 
-from shoal.inference.certify.laboratory import Laboratory, threads
+from shoal.inference.certify.laboratory import Laboratory
 from shoal.inference.certify.subject import Subject
 from shoal.inference.certify.trace import Trace, run
 from shoal.inference.engine import Engine
 from shoal.inference.request import Request
 from shoal.inference.score import Scorer
+from shoal.ops.on_threads import on_threads
 
 BATCHES = (2, 3, 7, 8, 16, 17, 33)
 
@@ -118,7 +119,7 @@ def thread_counts(lab: Laboratory) -> Iterator[Case]:
     """On one thread and on two."""
     company = [(0, request) for request in (lab.questions.scored, *lab.company(8))]
     for number in (1, 2):
-        with threads(number):
+        with on_threads(number):
             yield _case(f"on {number} thread{'s' * (number > 1)}", lab.engine(), company)
 
 
@@ -146,7 +147,7 @@ def restart(lab: Laboratory) -> Iterator[Case]:
 
 def _answers_of_new_process(subject: Subject, quick: bool) -> dict[str, Trace]:
     lab = Laboratory(subject, quick=quick)
-    with threads(1):
+    with on_threads(1):
         return run(lab.engine(), [(0, request) for request in lab.company(8)])
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle, islice
-
-import torch
 
 from shoal.inference.certify.requests import Questions
 from shoal.inference.certify.subject import Subject
@@ -15,6 +11,7 @@ from shoal.inference.certify.trace import Trace, run
 from shoal.inference.engine import Engine
 from shoal.inference.limits import Limits
 from shoal.inference.request import Request
+from shoal.ops.on_threads import on_threads
 
 _COPY = "#"
 
@@ -56,7 +53,7 @@ class Laboratory:
         """What ``request``, or the one it is a copy of, is answered alone, on one thread."""
         name = request.id.partition(_COPY)[0]
         if name not in self._alone:
-            with threads(1):
+            with on_threads(1):
                 found = run(self.engine(max_running=1), [(0, replace(request, id=name))])
             self._alone[name] = found[name]
         return self._alone[name]
@@ -70,14 +67,3 @@ class Laboratory:
             replace(request, id=f"{request.id}{_COPY}{number}")
             for number, request in enumerate(turn)
         ]
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """Compute on ``number`` threads for a while."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shoal.inference.certify.conditions import CONDITIONS, Condition, Unproven
-from shoal.inference.certify.laboratory import Laboratory, threads
+from shoal.inference.certify.laboratory import Laboratory
 from shoal.inference.certify.proof import Finding, Proof
 from shoal.inference.certify.subject import Subject
+from shoal.ops.on_threads import on_threads
 
 
 def prove(
@@ -22,7 +23,7 @@ def prove(
     lab = Laboratory(subject, quick=quick)
     kernels = lab.model.certify()
     findings = []
-    with threads(1):
+    with on_threads(1):
         for name, condition in CONDITIONS.items():
             findings.append(_find(lab, name, condition))
             if report is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +17,7 @@ import torch
 from shoal.ops.fixed.compiling import source_hash
 from shoal.ops.fixed.probes import NUM_ROWS, Probe, uniform
 from shoal.ops.fixed.tiles import HAS_BF16_PRODUCTS
+from shoal.ops.on_threads import on_threads
 
 ROW_COUNTS = (1, 2, 3, 7, 8, 16, 17, 33, 64)
 """Batches that are tried."""
@@ -76,7 +76,7 @@ def certify_kernels(probes: Sequence[Probe]) -> Certificate:
     digest = hashlib.sha256(source_hash().encode())
     proofs = []
     for name, probe in distinct.items():
-        with _threads(1):
+        with on_threads(1):
             expected = probe.compute(torch.arange(NUM_ROWS))
         digest.update(name.encode())
         digest.update(_bits(expected).numpy().tobytes())
@@ -93,7 +93,7 @@ def _prove(probe: Probe, expected: torch.Tensor, threads: tuple[int, ...]) -> Ke
     proven: list[int] = []
     for count in ROW_COUNTS:
         for sort, rows, number in _batches(count, threads):
-            with _threads(number):
+            with on_threads(number):
                 result = probe.compute(rows)
             differs = (_bits(result) != expected[rows]).flatten(1).any(1)
             if bool(differs.any()):
@@ -122,13 +122,3 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
     """The bits of bf16 or fp32 numbers as integers; all that are no number have the same."""
     values = values.where(~values.isnan(), float("nan")).contiguous()
     return values.view(torch.int16 if values.element_size() == 2 else torch.int32)
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
