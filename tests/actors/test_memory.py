@@ -26,13 +26,14 @@ def _lack(plan: Plan, worker: Mapping[str, float], *nodes: Mapping[str, float]) 
 
 def test_ranks_of_one_node_share_its_memory(tmp_path: Path) -> None:
     plan = _plan(tmp_path)
-    peak = float(plan.fullest.peak)
-    assert _lack(plan, WORKER, {"CPU": 8.0, "memory": 2 * peak}) is None
-    lack = _lack(plan, WORKER, {"CPU": 8.0, "memory": 2 * peak - 2})
+    assert plan.saves is not None and plan.saves.num_copies == 2
+    need = float(max(m.peak + plan.saves.copy_bytes([m.rank]) for m in plan.memory))
+    assert _lack(plan, WORKER, {"CPU": 8.0, "memory": 2 * need}) is None
+    lack = _lack(plan, WORKER, {"CPU": 8.0, "memory": 2 * need - 2})
     assert lack is not None and lack.startswith("with 2 workers, rank 0 needs ")
     # One rank alone may be all that a node has room for; one without room gets none.
     assert (
-        _lack(plan, WORKER, *[{"CPU": 1.0, "memory": peak}] * 2, {"CPU": 0.0, "memory": 1.0})
+        _lack(plan, WORKER, *[{"CPU": 1.0, "memory": need}] * 2, {"CPU": 0.0, "memory": 1.0})
         is None
     )
     assert _lack(plan, WORKER, {"CPU": 8.0}) is None, "nobody said"
@@ -40,13 +41,16 @@ def test_ranks_of_one_node_share_its_memory(tmp_path: Path) -> None:
 
 def test_a_gpu_has_what_its_kind_has(tmp_path: Path) -> None:
     plan = replace(_plan(tmp_path), device="cuda")
-    node = {"CPU": 8.0, "GPU": 8.0, "memory": 1.0}
+    node = {"CPU": 8.0, "GPU": 8.0, "memory": 1e9}
     worker = {"CPU": 1.0, "GPU": 1.0}
     assert _lack(plan, worker, {**node, "accelerator_type:H100": 1.0}) is None
     assert _lack(plan, worker, {**node, "accelerator_type:V1": 1.0}) is None
     huge = replace(plan, memory=tuple(_times(rank, 10**9) for rank in plan.memory))
     lack = _lack(huge, worker, {**node, "accelerator_type:H100": 1.0})
     assert lack is not None and "67.1 GiB is what there is for each" in lack
+    # Copies for saves are in the memory of the host.
+    lack = _lack(plan, worker, {**node, "accelerator_type:H100": 1.0, "memory": 100.0})
+    assert lack is not None and "of its host's memory for copies for saves, and 50 B is" in lack
 
 
 def _times(rank: RankMemory, factor: int) -> RankMemory:

@@ -41,11 +41,7 @@ def make_plan(
     decoder, topology = check(config, machine)
     if rates is not None:
         check_domain(config, rates)
-    made, stages = _planned(config, decoder, topology, machine, rates)
-    saves = [StageSaves(stage, device=made.device) for stage in stages]
-    places = map(topology.coordinates, range(topology.world_size))
-    file_bytes = tuple(saves[at.pipeline].num_bytes(at) for at in places)
-    return replace(made, saves=Saves(file_bytes=file_bytes, num_copies=num_copies(config)))
+    return plan_checked(config, decoder, topology, machine, rates)
 
 
 def plan_checked(
@@ -55,7 +51,22 @@ def plan_checked(
     machine: Machine,
     rates: Rates | None,
 ) -> Plan:
-    """The plan of a run that was found to be possible, without what checkpoints take."""
+    """The plan of a run that was found to be possible."""
+    made, stages = _planned(config, decoder, topology, machine, rates)
+    saves = [StageSaves(stage, device=made.device) for stage in stages]
+    places = map(topology.coordinates, range(topology.world_size))
+    file_bytes = tuple(saves[at.pipeline].num_bytes(at) for at in places)
+    return replace(made, saves=Saves(file_bytes=file_bytes, num_copies=num_copies(config)))
+
+
+def plan_without_saves(
+    config: Config,
+    decoder: DecoderConfig,
+    topology: Topology,
+    machine: Machine,
+    rates: Rates | None,
+) -> Plan:
+    """The plan of a run that was found to be possible, but for what checkpoints take."""
     return _planned(config, decoder, topology, machine, rates)[0]
 
 

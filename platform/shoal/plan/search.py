@@ -20,7 +20,7 @@ from shoal.plan.candidates import Candidate, Reasons, candidates
 from shoal.plan.group import counted
 from shoal.plan.links import LinkClass, sent_by_link
 from shoal.plan.machine import Machine
-from shoal.plan.make import layout_of, plan_checked
+from shoal.plan.make import layout_of, plan_without_saves
 from shoal.plan.memory import moment_bytes
 from shoal.plan.plan import Plan
 from shoal.plan.precision import resolve_device
@@ -127,7 +127,9 @@ class _Searcher:
     def plan(self, candidate: Candidate) -> Plan:
         """The whole plan of a candidate."""
         config = candidate.apply(self.config)
-        return plan_checked(config, self.decoder, candidate.topology, self.machine, self.rates)
+        return plan_without_saves(
+            config, self.decoder, candidate.topology, self.machine, self.rates
+        )
 
     def _layout(self, candidate: Candidate) -> Layout:
         config = candidate.apply(self.config)
