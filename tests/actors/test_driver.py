@@ -163,8 +163,29 @@ def test_a_disk_without_room_is_refused(tmp_path: Path) -> None:
     config = _config(tmp_path, model={"config": {**huge, "num_attention_heads": 512}})
     with pytest.raises(ConfigError, match=r"run\.dir = .*one checkpoint takes [\d,]{15,} bytes"):
         check_room(config, make_plan(config, MACHINE), RunFolder(tmp_path))
-    small = _config(tmp_path)
-    check_room(small, make_plan(small, MACHINE), RunFolder(tmp_path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Disk(RunFolder):
+    """A folder where so many bytes are free."""
+
+    free: int = 0
+
+    def room(self) -> int:
+        return self.free
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
+def test_a_disk_needs_room_for_what_a_checkpoint_holds_and_no_more(
+    tmp_path: Path, kind: str
+) -> None:
+    config = _config(tmp_path, optimizer={"kind": kind})
+    plan = make_plan(config, MACHINE)
+    assert plan.saves is not None
+    needed = plan.saves.num_bytes
+    check_room(config, plan, _Disk(tmp_path, free=needed))
+    with pytest.raises(ConfigError, match=f"one checkpoint takes {needed:,} bytes"):
+        check_room(config, plan, _Disk(tmp_path, free=needed - 1))
 
 
 def test_paths_do_not_depend_on_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,19 +24,10 @@ def check_places(gang: Gang, cluster: Cluster, *, field: str) -> None:
         )
 
 
-def checkpoint_bytes(config: Config, plan: Plan) -> int:
-    """Bytes of weights and moments in one checkpoint."""
-    weight = plan.precision.main_weights.itemsize
-    if config.optimizer.kind == "sgd":
-        moments = weight if config.optimizer.momentum else 0
-    else:
-        moments = 2 * plan.precision.moments.itemsize
-    return plan.num_parameters * (weight + moments)
-
-
 def check_room(config: Config, plan: Plan, folder: RunFolder) -> None:
     """Refuse a disk that cannot hold a single checkpoint; raises ConfigError."""
-    needed, room = checkpoint_bytes(config, plan), folder.room()
+    assert plan.saves is not None, "the plan of a run as configured tells what it saves"
+    needed, room = plan.saves.num_bytes, folder.room()
     if room is not None and room < needed:
         storage = config.checkpoint.storage
         raise ConfigError(
