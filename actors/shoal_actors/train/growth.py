@@ -8,20 +8,16 @@ than that.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 from shoal.rounds import Rounds
-from shoal.training import MetricsReader
+from shoal.training import MetricsReader, Pace
 from shoal_actors.train.room import Room
 
 PERIOD_S = 2.0
 """Seconds between two looks."""
-
-RECENT_STEPS = 20
-"""Steps by whose time the rest of the run is estimated."""
 
 
 class Growth(Rounds):
@@ -46,14 +42,12 @@ class Growth(Rounds):
         """The size to go on with, once the gang was told to stop."""
         self._room = room
         self._size = size
-        self._num_steps = num_steps
         self._after_s = after_s
         self._order = order
         self._metrics = MetricsReader(folder)
         self._metrics.poll()
         self._began: float | None = None
-        self._step = 0
-        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._pace = Pace(num_steps)
         self._seen: int | None = None
 
     def __enter__(self) -> Self:
@@ -66,7 +60,10 @@ class Growth(Rounds):
         if not self._missing:
             return
         self._room.ask(self._missing)
-        left_s = self._left_s(now)
+        for step in self._metrics.poll():
+            self._began = now if self._began is None else self._began
+            self._pace.count(step)
+        left_s = self._pace.left_s
         if left_s is None or self._began is None:
             return
         if now - self._began < self._after_s or left_s < self._after_s:
@@ -82,13 +79,3 @@ class Growth(Rounds):
     def _missing(self) -> int:
         """Workers that the gang has not got."""
         return self._room.sizes[-1] - self._size
-
-    def _left_s(self, now: float) -> float | None:
-        """Seconds until the last step at the present rate; None before this attempt's first."""
-        for step in self._metrics.poll():
-            self._began = now if self._began is None else self._began
-            self._step = step.step
-            self._recent.append(step.step_seconds)
-        if not self._recent:
-            return None
-        return (self._num_steps - self._step) * sum(self._recent) / len(self._recent)

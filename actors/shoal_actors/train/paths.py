@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from shoal.config import Config
+from shoal.config import RESUME_WORDS, Config
 
 
 def with_absolute_paths(config: Config) -> Config:
@@ -21,7 +21,7 @@ def with_absolute_paths(config: Config) -> Config:
                 update={"sources": sources, "tokenizer": _absolute(data.tokenizer, "bytes")}
             ),
             "checkpoint": checkpoint.model_copy(
-                update={"resume": _absolute(checkpoint.resume, "auto", "never")}
+                update={"resume": _absolute(checkpoint.resume, *RESUME_WORDS)}
             ),
         }
     )

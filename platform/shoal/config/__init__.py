@@ -1,6 +1,6 @@
 """The YAML tree: typed, frozen, unknown keys refused."""
 
-from shoal.config.checkpoint import CheckpointSettings
+from shoal.config.checkpoint import RESUME_WORDS, CheckpointSettings
 from shoal.config.cluster import ClusterSettings
 from shoal.config.data import DataSettings, SourceSettings
 from shoal.config.guard import GuardSettings
@@ -45,6 +45,7 @@ __all__ = [
     "OptimizerSettings",
     "ParallelSettings",
     "PrecisionSettings",
+    "RESUME_WORDS",
     "RunSettings",
     "ScheduleSettings",
     "ServeConfig",

@@ -10,6 +10,9 @@ from shoal.config.section import Section, refuse
 from shoal.errors import ConfigError
 from shoal.storage import location_of_store
 
+RESUME_WORDS = ("auto", "never")
+"""Values of ``checkpoint.resume`` that are no path."""
+
 
 class CheckpointSettings(Section):
     """``checkpoint``: interval, retention, resumption, and what a save may cost."""

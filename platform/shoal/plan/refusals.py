@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from shoal.config import Config
+from shoal.config import RESUME_WORDS, Config
 from shoal.data import check_vocabulary, load_tokenizer, plan_sources, tokenizer_name
 from shoal.errors import ConfigError, ConfigErrors
 from shoal.models import DecoderConfig, HFWeights
@@ -25,9 +25,6 @@ from shoal.storage import damages, location_of
 from shoal.topology import Topology
 
 T = TypeVar("T")
-
-RESUME_WORDS = ("auto", "never")
-"""Values of ``checkpoint.resume`` that are no path."""
 
 
 def check(config: Config, machine: Machine) -> tuple[DecoderConfig, Topology]:

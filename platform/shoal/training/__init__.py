@@ -13,6 +13,7 @@ from shoal.training.moments import Moments
 from shoal.training.muon import Muon
 from shoal.training.optimizer import build_optimizer, set_learning_rate, skipping
 from shoal.training.orthogonal import orthogonalized
+from shoal.training.pace import Pace
 from shoal.training.passes import Passes
 from shoal.training.progress import ProgressLine
 from shoal.training.rate import LearningRate
@@ -34,6 +35,7 @@ __all__ = [
     "Moments",
     "Muon",
     "Nearest",
+    "Pace",
     "Passes",
     "ProgressLine",
     "Rounding",

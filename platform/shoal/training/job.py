@@ -10,6 +10,9 @@ from shoal.config import Config
 from shoal.data import DatasetSpec, Sampler
 from shoal.plan import Batches, Precision, topology_of
 
+PATIENCE = 10
+"""How many times ``cluster.timeout_s`` a rank waits for another's disk."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainJob:
@@ -31,6 +34,12 @@ class TrainJob:
     def folder(self) -> RunFolder:
         """The run's folder, on storage that every rank sees."""
         return run_folder(self.config)
+
+    @property
+    def patience_s(self) -> float:
+        """How long ranks wait for each other's disks while saving and loading; a peer that is gone
+        is noticed at once all the same."""
+        return PATIENCE * self.config.cluster.timeout_s
 
     def sampler(self) -> Sampler:
         """The order of the data from its start; raises ConfigError where it fills no batch."""

@@ -13,7 +13,7 @@ that the guard refuses too: the data alone decides which, and where the loop goe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -31,7 +31,7 @@ from shoal.training.job import TrainJob, TrainResult
 from shoal.training.metrics import MetricsWriter, StepMetrics
 from shoal.training.process import device_of, kernel_settings
 from shoal.training.room import check_room
-from shoal.training.state import PATIENCE, RunState
+from shoal.training.state import RunState
 from shoal.training.step import Stepper
 
 
@@ -86,7 +86,6 @@ class _Run:
         passes = build_model(config, job.precision, device_of(job.device))
         optimizer = build_sharded_optimizer(config, passes.model, job.precision)
         guard = Guard(config.train.guard)
-        patience_s = PATIENCE * config.cluster.timeout_s
         return cls(
             job=job,
             rank=rank,
@@ -96,7 +95,7 @@ class _Run:
             state=RunState(
                 job=job,
                 rank=rank,
-                patient=dist.new_group(backend="gloo", timeout=timedelta(seconds=patience_s)),
+                patient=dist.new_group(backend="gloo", timeout=timedelta(seconds=job.patience_s)),
                 model=passes.model,
                 optimizer=optimizer,
                 sampler=job.sampler(),
@@ -199,15 +198,11 @@ class _Run:
         for start in range(0, len(ids), size):
             yield Batch.load(self.dataset, ids[start : start + size])
 
-    @contextmanager
-    def _metrics(self, step: int) -> Iterator[MetricsWriter | None]:
+    def _metrics(self, step: int) -> AbstractContextManager[MetricsWriter | None]:
         """The writer on rank 0, which keeps the steps up to ``step``; None elsewhere."""
-        with (
-            MetricsWriter(self.job.folder.path, last_step=step)
-            if self.rank == 0
-            else nullcontext() as writer
-        ):
-            yield writer
+        if self.rank != 0:
+            return nullcontext()
+        return MetricsWriter(self.job.folder.path, last_step=step)
 
     def _end(self, step: int) -> TrainResult:
         last = newest(self.job.folder.checkpoints)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from shoal.training.metrics import StepMetrics
-
-RECENT_STEPS = 20
-"""Steps over which the remaining time is estimated."""
+from shoal.training.pace import Pace
 
 PLAIN_INTERVAL_S = 10.0
 """Least seconds between two plain lines; the first and the last step always get theirs."""
@@ -26,7 +22,7 @@ class ProgressLine:
     def __init__(self, console: Console, *, num_steps: int) -> None:
         self._console = console
         self._num_steps = num_steps
-        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._pace = Pace(num_steps)
         self._live: Live | None = None
         self._seconds_since_line = 0.0
         self._is_first = True
@@ -43,7 +39,7 @@ class ProgressLine:
 
     def show(self, metrics: StepMetrics) -> None:
         """Show one more step."""
-        self._recent.append(metrics.step_seconds)
+        self._pace.count(metrics)
         line = self._text(metrics)
         if self._live is not None:
             self._live.update(Text(line), refresh=True)
@@ -56,8 +52,8 @@ class ProgressLine:
             self._is_first = False
 
     def _text(self, metrics: StepMetrics) -> str:
-        mean_s = sum(self._recent) / len(self._recent)
-        left_s = mean_s * (self._num_steps - metrics.step)
+        left_s = self._pace.left_s
+        assert left_s is not None, "a step was counted"
         return (
             f"step {metrics.step}/{self._num_steps}  loss {metrics.loss:.4f}"
             f"  {metrics.tokens_per_second:,.0f} tokens/s  {format_duration(left_s)} left"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.checkpoint import Location, RunFolder, Step, location_of, newest, steps
+from shoal.config import RESUME_WORDS
 from shoal.errors import ConfigError
 
 RESUME = "checkpoint.resume"
@@ -20,7 +21,7 @@ def starting_point(folder: Location, resume: str) -> Location | None:
     own = newest(folder)
     if own is not None:
         return own.path
-    return None if resume in ("auto", "never") else location_of(resume, RESUME)
+    return None if resume in RESUME_WORDS else location_of(resume, RESUME)
 
 
 def check_resume(folder: Location, resume: str) -> None:

@@ -38,10 +38,6 @@ from shoal.training.job import TrainJob
 from shoal.training.process import seed_rank
 from shoal.training.start import starting_point
 
-PATIENCE = 10
-"""How many times ``cluster.timeout_s`` a rank waits for another's disk while saving or loading. A
-peer that is gone is noticed at once all the same."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
@@ -119,7 +115,7 @@ class RunState:
             keep=settings.keep,
             on_failure=on_failure,
             note=self._note_save,
-            patience_s=PATIENCE * self.job.config.cluster.timeout_s,
+            patience_s=self.job.patience_s,
             group=self.patient,
         )
 

@@ -10,7 +10,7 @@ import typer
 from shoal.cli.options import Overrides, StepArgument
 from shoal.cli.steps import answers, step_of, steps_of
 from shoal.config import load_config
-from shoal.storage import damages, is_pinned, location_of, pin, unpin
+from shoal.storage import Manifest, damages, is_pinned, location_of, pin, unpin
 from shoal.storage import verify as damages_of
 
 app = typer.Typer(
@@ -28,8 +28,6 @@ Steps = Annotated[
 @app.command()
 def ls(path: Steps) -> None:
     """List the steps with their state and size, in order."""
-    from shoal.checkpoint import Manifest  # torch takes seconds to load
-
     for step in steps_of(path, "PATH"):
         if found := damages(step):
             typer.echo(f"{step}  damaged: {found[0]}")
