@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,16 +84,24 @@ class Running:
 
     def complaints(self) -> list[str]:
         """What the frontends and engines logged beyond one line for each request."""
-        found = []
+        return [
+            line
+            for line in self._log_lines()
+            if " ERROR " in line or " WARNING " in line or "Error" in line
+        ]
+
+    def completions(self) -> Counter[tuple[int, float]]:
+        """Status and seconds of each completion so far, as the frontends have it in their logs."""
+        form = re.compile(r"POST /v1/completions (\d+) ([\d.]+) s$")
+        found = filter(None, map(form.search, self._log_lines()))
+        return Counter((int(line[1]), float(line[2])) for line in found)
+
+    def _log_lines(self) -> Iterator[str]:
+        """What all frontends and engines have logged."""
         for log in self._logs.rglob("worker-*.err"):
             text = log.read_text()
             if "EngineActor" in text or "ServeReplica" in text:
-                found += [
-                    line
-                    for line in text.splitlines()
-                    if " ERROR " in line or " WARNING " in line or "Error" in line
-                ]
-        return found
+                yield from text.splitlines()
 
     def close(self) -> None:
         """Close the clients."""

@@ -8,17 +8,21 @@ import logging
 import random
 import socket
 import struct
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
 from starlette.types import Message
 
+from shoal.data.tokenizer import ByteTokenizer
+from shoal.data.tokenizer import Message as ChatMessage
 from shoal.inference import Limits
 from shoal_deployments.disconnects import Disconnects
+from shoal_deployments.tokenizing import INLINE_CHARACTERS
 from tests.deployments.fake_engine import FakeEngine
-from tests.deployments.server import Served, serve
+from tests.deployments.server import DEADLINE_S, Served, serve
 
 LONG = 10**6
 """Tokens that no client here waits for."""
@@ -142,16 +146,53 @@ def test_while_being_submitted(busy: Served, caplog: pytest.LogCaptureFixture) -
     assert busy.engine.num_running == 0
 
 
+class _Gated(ByteTokenizer):
+    """Works on long texts only once it may."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.has_begun = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def encode_prompt(self, text: str) -> list[int]:
+        self._wait(text)
+        return super().encode_prompt(text)
+
+    def apply_chat_template(self, messages: Sequence[ChatMessage]) -> list[int]:
+        self._wait(messages[0]["content"])
+        return super().apply_chat_template(messages)
+
+    def _wait(self, text: str) -> None:
+        if len(text) > INLINE_CHARACTERS:
+            self.begun.append(text)
+            self.has_begun.set()
+            assert self.may_go_on.wait(DEADLINE_S)
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_while_tokenizing(busy: Served, caplog: pytest.LogCaptureFixture, path: str) -> None:
-    text = "x" * 3_000_000
-    fields: dict[str, Any] = {"prompt": text}
-    if "chat" in path:
-        fields = {"messages": [{"role": "user", "content": text}]}
-    with busy.connect() as connection:
-        connection.sendall(_request(path, **fields))
-    busy.wait_until(lambda: any(" 499 " in record.getMessage() for record in caplog.records))
-    assert set(busy.engine.submitted) <= set(busy.engine.aborted)
+def test_while_tokenizing(caplog: pytest.LogCaptureFixture, path: str) -> None:
+    """Who waits for the tokenizer is gone at once, and what it has not begun it never does."""
+
+    def request(letter: str) -> bytes:
+        text = letter * (INLINE_CHARACTERS + 1)
+        if "chat" in path:
+            return _request(path, messages=[{"role": "user", "content": text}])
+        return _request(path, prompt=text)
+
+    tokenizer = _Gated()
+    with serve(engine=FakeEngine(tokenizer)) as served, caplog.at_level(logging.INFO):
+        try:
+            with served.connect() as first, served.connect() as second:
+                first.sendall(request("x"))
+                assert tokenizer.has_begun.wait(DEADLINE_S)
+                second.sendall(request("y"))
+                served.wait_until(lambda: served.http.get("/stats").json()["held"] == 2)
+            _assert_left(served, caplog, 2)
+        finally:
+            tokenizer.may_go_on.set()
+        assert served.complete().status_code == 200
+        assert [text[0] for text in tokenizer.begun] == ["x"]
+        assert served.engine.num_asked == 1
 
 
 @pytest.mark.parametrize("num_bytes", [20, 120])

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from statistics import quantiles
 from typing import Any
 
 import httpx2
@@ -238,29 +237,30 @@ def test_a_burst_is_answered_or_turned_away_at_once(running: Running) -> None:
         connection.connect()
     all_ready = threading.Barrier(NUM_BURST)
     processes = engine_pids(running), frontend_pids(running)
+    before = running.completions()
 
-    def ask(number: int) -> tuple[int, float, str | None]:
+    def ask(number: int) -> tuple[int, str | None]:
         body = {"model": NAME, "prompt": f"number {number}", "max_tokens": 300, "seed": number}
         all_ready.wait()
-        begin = time.monotonic()
         connections[number].request(
             "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
         )
         with connections[number].getresponse() as answer:
             answer.read()
-            return answer.status, time.monotonic() - begin, answer.getheader("retry-after")
+            return answer.status, answer.getheader("retry-after")
 
     with ThreadPoolExecutor(NUM_BURST) as threads:
         answers = list(threads.map(ask, range(NUM_BURST)))
     for connection in connections:
         connection.close()
-    statuses = {status for status, _, _ in answers}
+    statuses = {status for status, _ in answers}
     assert 200 in statuses and statuses & {429, 503} and statuses <= {200, 429, 503}
-    slowest = max(took for status, took, _ in answers if status == 200)
-    refused = [(took, retry_after) for status, took, retry_after in answers if status != 200]
-    assert {retry_after for _, retry_after in refused} == {"1"}
-    # The last of them may come to look at its answer late: these clients share a few cores.
-    assert quantiles([took for took, _ in refused], n=20)[-1] <= slowest
+    assert {retry_after for status, retry_after in answers if status != 200} == {"1"}
+    # By the frontends' clocks: these clients share a few cores, and look at their answers late.
+    wait_until(lambda: (running.completions() - before).total() == NUM_BURST, 10)
+    noted = running.completions() - before
+    refused_s = max(took_s for status, took_s in noted if status != 200)
+    assert refused_s < max(took_s for status, took_s in noted if status == 200)
     assert (engine_pids(running), frontend_pids(running)) == processes, "one was restarted"
 
 
