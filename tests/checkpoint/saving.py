@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import pytest
 import torch
 from torch import nn
 
 from shoal.checkpoint import BackgroundSaver, Location, SaveReport, State, capture_rng
+from shoal.endings import when_told_to_end
 from tests.checkpoint.plain import model_of, trained
 
 
@@ -98,3 +100,15 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
 def files_of(path: Path) -> dict[str, bytes]:
     """Every file of a checkpoint."""
     return {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file()}
+
+
+@contextmanager
+def told_to_end() -> Iterator[None]:
+    """What follows the block's own lines is SIGTERM to this process, waited for."""
+
+    def leave(number: signal.Signals) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), when_told_to_end(leave):
+        yield
+        time.sleep(60)

@@ -13,6 +13,9 @@ import pytest
 from shoal.checkpoint import RunFolder
 from shoal.errors import ConfigError, WorkError
 from shoal.storage.owner import LOCK_NAME, STALE_S
+from tests.checkpoint.saving import told_to_end
+
+FOREIGN = {"host": "elsewhere", "pid": 7, "started": "2026-01-01T00:00:00"}
 
 HOLDER = """
 import sys, time
@@ -37,7 +40,7 @@ def _hold(path: Path) -> subprocess.Popen[str]:
 def _write_foreign_lock(path: Path, age_s: float) -> None:
     path.mkdir()
     lock = path / LOCK_NAME
-    lock.write_text(json.dumps({"host": "elsewhere", "pid": 7, "started": "2026-01-01T00:00:00"}))
+    lock.write_text(json.dumps(FOREIGN))
     then = lock.stat().st_mtime - age_s
     os.utime(lock, (then, then))
 
@@ -81,6 +84,13 @@ def test_a_holder_on_another_host_is_believed_while_it_shows_signs_of_life(tmp_p
     _write_foreign_lock(tmp_path / "dead", age_s=STALE_S + 5)
     with RunFolder(tmp_path / "dead").lock():
         pass
+
+
+def test_who_was_stopped_so_long_that_another_took_over_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match=f"{tmp_path} was taken over by process 7 on elsewhere"):
+        with RunFolder(tmp_path).lock(), told_to_end():
+            (tmp_path / LOCK_NAME).write_text(json.dumps(FOREIGN))
+    assert json.loads((tmp_path / LOCK_NAME).read_text()) == FOREIGN, "it is the other's now"
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from shoal.storage import StorePath, lease, location_of, prune_or_warn, told
 from shoal.storage.owner import LOCK_NAME
 from tests.checkpoint.bucket import Bucket, Harm, serving
 from tests.checkpoint.plain import local, model_of, save_plain, trained
-from tests.checkpoint.saving import files_of, later, training, wait_until
+from tests.checkpoint.saving import files_of, later, told_to_end, training, wait_until
 
 FILES = {".metadata", "__0_0.distcp", "index.json", "manifest.json"}
 
@@ -327,9 +327,11 @@ def test_a_second_run_is_kept_out_of_a_folder(bucket: Bucket, tmp_path: Path) ->
         pass
     timer.join()
     gone = {**lock, "host": os.uname().nodename, "pid": 2**22 - 1}
-    bucket.write(f"runs/demo/{LOCK_NAME}", json.dumps(gone).encode())
-    with second.lock():
-        pass
+    bucket.write(key, json.dumps(gone).encode())
+    with pytest.raises(WorkError, match=r"demo\?.* was taken over by process 7 on else"):
+        with second.lock(), told_to_end():
+            bucket.write(key, record + b"\n3")
+    assert bucket.read(key) == record + b"\n3", "it is the other's now"
 
 
 @pytest.mark.parametrize("refused", ["PUT", "GET", "DELETE"])

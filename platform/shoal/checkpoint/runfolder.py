@@ -28,7 +28,7 @@ import yaml
 
 from shoal.errors import ConfigError, WorkError
 from shoal.storage import Location, StorePath, lease, location_of_store, medium_of, told
-from shoal.storage.owner import LOCK_NAME, STALE_S, Owner, in_use, signs_of_life
+from shoal.storage.owner import LOCK_NAME, STALE_S, Owner, holding, in_use
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class RunFolder:
 
         Raises ConfigError on ``run.name`` where another run holds one of them, and on
         ``checkpoint.storage`` where the checkpoints' cannot be used; WorkError where the folder
-        cannot be made or written.
+        cannot be made or written, and once another run has taken it over.
         """
         with self._lock():
             if self.storage is None or self._is(self.checkpoints):
@@ -117,20 +117,25 @@ class RunFolder:
             raise self._unwritable(error) from error
         try:
             try:
-                self._take(descriptor)
+                own = self._take(descriptor)
             except OSError as error:
                 raise self._unwritable(error) from error
             try:
-                with signs_of_life(lambda: os.utime(descriptor)):
+                with holding(
+                    self.path,
+                    own,
+                    owner=lambda: _owner(descriptor),
+                    sign=lambda: os.utime(descriptor),
+                ):
                     yield
             finally:
-                os.ftruncate(descriptor, 0)
+                if _owner(descriptor) == own:
+                    os.ftruncate(descriptor, 0)
         finally:
             os.close(descriptor)
 
-    def _take(self, descriptor: int) -> None:
-        flock = _flock(descriptor)
-        owner = Owner.of(os.pread(descriptor, 4096, 0))
+    def _take(self, descriptor: int) -> Owner:
+        flock, owner, own = _flock(descriptor), _owner(descriptor), Owner.here()
         out_of_reach = owner is not None and (flock is _Flock.UNKNOWN or not owner.is_here)
         if flock is _Flock.HELD or (out_of_reach and self._age_s(descriptor) < STALE_S):
             raise in_use(self.path, owner)
@@ -139,7 +144,8 @@ class RunFolder:
                 "%s is taken over from %s, which ended without a word.", self.path, owner
             )
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, Owner.here().record, 0)
+        os.pwrite(descriptor, own.record, 0)
+        return own
 
     def _age_s(self, descriptor: int) -> float:
         """Seconds since the last sign of life, by the clock that stamps both files."""
@@ -178,6 +184,10 @@ def _held(storage: str, folder: Location) -> Iterator[None]:
                 "Name a place that exists, and give this environment what it takes to use it",
             ) from error
         yield
+
+
+def _owner(descriptor: int) -> Owner | None:
+    return Owner.of(os.pread(descriptor, 4096, 0))
 
 
 def _flock(descriptor: int) -> _Flock:

@@ -17,7 +17,7 @@ from itertools import count
 from shoal.storage.catalog import new_token
 from shoal.storage.files import told
 from shoal.storage.location import StorePath
-from shoal.storage.owner import LOCK_NAME, STALE_S, Owner, in_use, signs_of_life
+from shoal.storage.owner import LOCK_NAME, STALE_S, Owner, holding, in_use
 from shoal.storage.store import StoreMedium, connect
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,8 @@ _SETTLE_S = 0.5
 def lease(folder: StorePath) -> Iterator[None]:
     """Hold a run's folder, after a try of all that a run does there.
 
-    Raises ConfigError where another run holds it, and ``OSError`` where the store refuses to list,
-    write, read or delete.
+    Raises ConfigError where another run holds it, WorkError once another has taken it over, and
+    ``OSError`` where the store refuses to list, write, read or delete.
     """
     medium = connect(folder.scheme, folder.bucket, folder.options)
     lock, own = folder / LOCK_NAME, Owner.here()
@@ -46,14 +46,13 @@ def lease(folder: StorePath) -> Iterator[None]:
     if (found := _owner(medium, lock)) != own:
         raise in_use(folder, found)
     numbers = count(1)
-
-    def beat() -> None:
-        if _owner(medium, lock) != own:
-            raise OSError(f"{lock} was taken by another run")
-        medium.put(lock, _sign(own, next(numbers)))
-
     try:
-        with signs_of_life(beat):
+        with holding(
+            folder,
+            own,
+            owner=lambda: _owner(medium, lock),
+            sign=lambda: medium.put(lock, _sign(own, next(numbers))),
+        ):
             yield
     finally:
         try:

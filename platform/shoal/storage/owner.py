@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, WorkError
 from shoal.rounds import Rounds
 from shoal.storage.location import Location
 
@@ -94,13 +96,40 @@ def in_use(folder: Location, owner: Owner | None) -> ConfigError:
     )
 
 
-def signs_of_life(beat: Callable[[], None]) -> Rounds:
-    """Calls ``beat``, which may raise ``OSError``, every few seconds while its block lasts."""
+@contextmanager
+def holding(
+    folder: Location, own: Owner, *, owner: Callable[[], Owner | None], sign: Callable[[], object]
+) -> Iterator[None]:
+    """Give signs of life by ``sign`` every few seconds, while ``owner`` says that it is ``own``.
 
-    def try_to() -> None:
+    Another run takes over from a process that was stopped for ``STALE_S`` and goes on then. That
+    one, which would write beside the other, is told by SIGTERM, if it handles that, and its block
+    raises WorkError in the place of anything else. ``owner`` and ``sign`` may raise ``OSError``.
+    """
+    successors: list[Owner] = []
+
+    def beat() -> None:
         try:
-            beat()
+            found = owner()
+            if found in (own, None):
+                sign()
+            elif not successors:
+                successors.append(found)
+                _end_this_process()
         except OSError as error:
             logger.warning("%s: no sign of life could be given: %s", LOCK_NAME, error)
 
-    return Rounds(try_to, every_s=HEARTBEAT_S, name="run-lock-heartbeat")
+    try:
+        with Rounds(beat, every_s=HEARTBEAT_S, name="run-lock-heartbeat"):
+            yield
+    finally:
+        if successors:
+            raise WorkError(
+                f"{folder} was taken over by {successors[0]}, to whom this process had given no "
+                f"sign of life for {STALE_S:.0f} seconds. That run goes on, and this one ends."
+            )
+
+
+def _end_this_process() -> None:
+    if callable(signal.getsignal(signal.SIGTERM)):
+        os.kill(os.getpid(), signal.SIGTERM)
