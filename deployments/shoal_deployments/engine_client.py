@@ -109,7 +109,7 @@ class EngineClient(Protocol):
         ``mailbox.fail``. May be cancelled at any point: the caller aborts all ids afterwards.
 
         Raises:
-            ConfigError: an engine refuses a request, or none has that ``fingerprint``.
+            ConfigError: no engine takes such a request, or none has that ``fingerprint``.
             Overloaded: no queue has room; answered with 429.
             EngineUnavailable: no replica takes requests.
         """

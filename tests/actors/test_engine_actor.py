@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from shoal.config import ServeSettings
+from shoal.errors import ConfigError
 from shoal.inference import Output, Request, SamplingParams, Submission
 from shoal.models import weights_mark
+from shoal.ops.on_threads import on_threads
 from shoal_actors.engine import EngineActor
 from tests.inference.small_models import random_folder
 from tests.models.tiny import TINY
@@ -87,6 +89,12 @@ class _Gate:
         self.arrived.set()
         self.permits.acquire()
         return self._step()
+
+
+def test_a_folder_without_a_model_is_refused_by_its_key(tmp_path: Path) -> None:
+    with on_threads(1), pytest.raises(ConfigError) as refusal:
+        EngineActor(str(tmp_path), ServeSettings())
+    assert refusal.value.field == "model.path"
 
 
 async def _leave(actor: EngineActor) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, Overloaded
 from shoal.inference import Request, SamplingParams
 from shoal.inference.journal import JournalFull
 from shoal_deployments.engine_client import EngineFailed, EngineUnavailable
@@ -106,6 +106,24 @@ def test_what_a_lost_engine_computed_does_not_go_on_with_other_weights(
             with pytest.raises(EngineFailed, match="was lost"):
                 await mailbox.take()
         assert actors[1].taken == []
+
+    asyncio.run(scene())
+
+
+def test_what_one_engine_has_no_room_for_another_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        actors = [Actor(), Actor()]
+        actors[0].refusal = ConfigError("prompt", "99 tokens", "the pool has 64", "Shorten it")
+        engines = connected(monkeypatch, [facts_of("one")] * 2, actors)
+        assert await engines.submit([asked("r")], Mailbox(1000)) == "one"
+        assert engines._held.by_id["r"].place == 1
+        actors[1].refusal = Overloaded("Full.")
+        with pytest.raises(Overloaded):  # there it may be taken later
+            await engines.submit([asked("s")], Mailbox(1000))
+        actors[1].refusal = actors[0].refusal
+        with pytest.raises(ConfigError, match="the pool has 64"):
+            await engines.submit([asked("t")], Mailbox(1000))
+        assert engines._held.by_id.keys() == {"r"}
 
     asyncio.run(scene())
 

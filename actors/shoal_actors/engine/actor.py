@@ -59,13 +59,12 @@ class EngineActor:
         Raises ConfigError and WorkError as ``load_engine`` does, ConfigError for the journal.
         """
         torch.set_num_threads(settings.threads)
-        weights = weights_mark(Path(folder))
         engine = load_engine(Path(folder), settings)
         certificate = certified(engine)
         self._facts = EngineFacts(
             limits=engine.limits,
             fingerprint=certificate.fingerprint,
-            weights=weights,
+            weights=weights_mark(Path(folder)),
             certificate=dataclasses.asdict(certificate) | {"passed": certificate.passed},
         )
         self._streams: dict[str, OutputStream] = {}

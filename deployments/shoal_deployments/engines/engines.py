@@ -103,6 +103,7 @@ class Engines:
         if fingerprint is not None and fingerprint not in promises:
             raise other_fingerprint(fingerprint)
         is_full, problem = False, "No engine takes requests at the moment."
+        refusal: ConfigError | None = None
         given_up: set[int] = set()
         names = self._ranking.names(requests[0])
         for place in self._ranking.places(requests[0], names):
@@ -113,9 +114,9 @@ class Engines:
                 await self._links[place].submit(requests)
             except Overloaded:
                 is_full = True
-            except ConfigError:
-                self._forget(held)
-                raise
+            except ConfigError as error:
+                # Another may take it: where memory was scarce, an engine has a smaller pool.
+                refusal = error
             except JournalFull as error:
                 problem = str(error)
             except WorkError as error:
@@ -133,6 +134,8 @@ class Engines:
             self._forget(held)
         if is_full:
             raise Overloaded("The queues of all engines are full.")
+        if refusal is not None:
+            raise refusal
         raise EngineUnavailable(problem)
 
     def abort(self, request_ids: Sequence[str]) -> None:
