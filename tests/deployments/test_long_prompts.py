@@ -18,6 +18,7 @@ from tests.deployments.fake_engine import FakeEngine
 from tests.deployments.server import Served, serve
 
 NUM_TOKENS = 100_000
+SMALL_S = 0.1
 
 
 def _long_text() -> str:
@@ -58,10 +59,11 @@ def test_tokenizing_delays_other_streams_by_little(tmp_path: Path, path: str) ->
     answers: list[httpx2.Response] = []
     with serve(engine=engine) as served:
         post = lambda: answers.append(served.http.post(f"/v1/{path}", json=body))  # noqa: E731
-        gaps = []
-        for _ in range(3):
+        gaps = [_largest_gap(served, threading.Thread(target=post))]
+        while gaps[-1] >= SMALL_S and len(gaps) < 10:
             gaps.append(_largest_gap(served, threading.Thread(target=post)))
         served.assert_idle()
     assert all(answer.json()["usage"]["prompt_tokens"] > NUM_TOKENS for answer in answers)
-    # The client's own work on 1 MB of JSON shares the machine's cores, hence the best of three.
-    assert min(gaps) < 0.1, gaps
+    # The client's own work on 1 MB of JSON shares the machine's cores, and others' work does: the
+    # server's own would come back each time.
+    assert gaps[-1] < SMALL_S, gaps

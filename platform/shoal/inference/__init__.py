@@ -3,19 +3,15 @@
 ``scheduling`` decides who is computed, ``forward`` computes, ``sampler`` draws, ``text`` makes text
 of tokens, ``engine`` has them do so step by step; ``journal`` keeps it, ``certify`` proves it.
 
-Who calls what, in order, for one step of an engine (``sampler`` is ``sampler.Sampler``):
+What an ``Engine`` calls, in order, from a request to what it is answered:
 
-    texts_of_ids = TokenTexts(tokenizer)         once
     scheduler.add(request) -> sequences          per request; ConfigError = 400, Overloaded = 429
-    texts[sequence] = ChoiceText(...)            per sequence
+    choices[sequence] = Choice(sequence, texts)  per sequence
     step = scheduler.plan()                      chunks of tokens, with their blocks
-    logits = model(step)                         fp32 [rows, V]: chunk.scored and chunk.samples
-    sampled = sampler.sample(logits, rows)       one Row per chunk of step.sampled
+    results = runner.run(step)                   rows, model, head, sampler: tokens and scores
     scheduler.complete(step, tokens)             or scheduler.fail(step)
-    texts[sequence].push(token) -> TextDelta     per sequence that got a token
-    scheduler.finish(sequence)                   where the delta says that a stop string was met
-    texts[sequence].finish() -> TextDelta        per sequence that ended otherwise
-    Output(...)                                  what the step added, to whoever asked
+    choices[sequence].advance(token) -> Output   per sequence that got a token, or ended: its text
+    scheduler.finish(sequence)                   where its text met a stop string
 """
 
 from shoal.inference.limits import Limits
