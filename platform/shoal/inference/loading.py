@@ -12,7 +12,7 @@ from shoal.inference.engine import Engine
 from shoal.inference.forward.model import ServedModel, check_served
 from shoal.inference.forward.precision import activation_dtype, resolved_precision
 from shoal.inference.limits import Limits
-from shoal.inference.memory import available_bytes
+from shoal.memory import available_bytes
 from shoal.models import DecoderConfig, read_hf_config
 from shoal.models.hf_folder import read_json
 from shoal.ops.fixed import KVCache

@@ -11,7 +11,7 @@ from shoal.inference.forward.packing import packing_of
 from shoal.inference.forward.precision import resolved_precision
 from shoal.inference.limits import Limits
 from shoal.inference.loading import check_cache, end_of_text_ids, limits_of, served_tokenizer
-from shoal.inference.memory import available_bytes
+from shoal.memory import available_bytes
 from shoal.models import HFWeights
 
 PROCESS_BYTES = 256 * 2**20

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import torch
 
 from shoal.config import Config
-from shoal.inference.memory import available_bytes
+from shoal.memory import available_bytes
 from shoal.ops.on_threads import on_threads
 from shoal.plan.rates import Link, Rates
 

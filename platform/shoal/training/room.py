@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from shoal.config import Config
 from shoal.errors import ConfigError
-from shoal.inference.memory import available_bytes
+from shoal.memory import available_bytes
 from shoal.plan import plan_rank
 from shoal.training.job import TrainJob
 

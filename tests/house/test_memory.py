@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.inference.memory import available_bytes
+from shoal.memory import available_bytes
 
 GIB = 2**30
 MEMINFO = f"MemTotal: {16 * 2**20} kB\nMemAvailable: {12 * 2**20} kB\n"
