@@ -40,12 +40,16 @@ def contents_of(parts: Sequence[Part]) -> Contents:
 
     Raises WorkError where ranks disagree about a tensor, or do not tile it exactly.
     """
-    shards = [part.shard for part in parts]
-    files: dict[str, Location | bytes] = {
-        INDEX_NAME: write_index(index_of(shards)),
-        METADATA_NAME: dcp_metadata(shards),
-    }
+    files = descriptions([part.shard for part in parts])
     return Contents(files=files, optimizer=_optimizer_record(parts))
+
+
+def descriptions(shards: Sequence[Shard]) -> dict[str, Location | bytes]:
+    """The files that say where everything lies, for our reader and for DCP's.
+
+    Raises as ``contents_of``.
+    """
+    return {INDEX_NAME: write_index(index_of(shards)), METADATA_NAME: dcp_metadata(shards)}
 
 
 def attached(attachments: Mapping[str, Location | bytes]) -> dict[str, Location | bytes]:

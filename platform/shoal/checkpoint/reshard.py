@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from shoal.checkpoint.contents import ATTACHMENTS
+from shoal.checkpoint.contents import ATTACHMENTS, descriptions
 from shoal.checkpoint.entry import Entry, rng_entries, state_entries, weight_entries
 from shoal.checkpoint.fit import some
-from shoal.checkpoint.index import INDEX_NAME, Chunk, StoredTensor, index_of, write_index
-from shoal.checkpoint.metadata import METADATA_NAME, dcp_metadata
+from shoal.checkpoint.index import Chunk, StoredTensor
 from shoal.checkpoint.reading import CheckpointReader
 from shoal.checkpoint.shard import CHUNK_BYTES, Blob, Layout, lay_out, write_shard
 from shoal.errors import ConfigError, WorkError
@@ -153,11 +152,7 @@ def _as_stored(reader: CheckpointReader, parameter: ShardedParameter) -> Sharded
 
 
 def _contents(source: Location, manifest: Manifest, parts: Sequence[_Part]) -> Contents:
-    shards = [part.layout.shard for part in parts]
-    described: dict[str, Location | bytes] = {
-        INDEX_NAME: write_index(index_of(shards)),
-        METADATA_NAME: dcp_metadata(shards),
-    }
+    described = descriptions([part.layout.shard for part in parts])
     attachments = [name for name in manifest.files if name.startswith(f"{ATTACHMENTS}/")]
     return Contents(files=described, optimizer=manifest.optimizer).beside(
         {name: source / name for name in attachments}

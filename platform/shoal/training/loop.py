@@ -28,9 +28,9 @@ from shoal.training.build import build_model, build_sharded_optimizer
 from shoal.training.events import EventKind
 from shoal.training.guard import Guard, Recovery, SpoiledStep
 from shoal.training.job import TrainJob, TrainResult
+from shoal.training.memory import check_memory
 from shoal.training.metrics import MetricsWriter, StepMetrics
 from shoal.training.process import device_of, kernel_settings
-from shoal.training.room import check_room
 from shoal.training.state import RunState
 from shoal.training.step import Stepper
 
@@ -60,7 +60,7 @@ def train(
     with kernel_settings(
         threads=config.cluster.threads_per_worker, deterministic=config.train.deterministic
     ):
-        check_room(job)
+        check_memory(job)
         return _Run.build(job).train(on_step, is_told)
 
 

@@ -39,7 +39,7 @@ class HostNeeds:
     """What the host can still give, to all of its ranks."""
 
 
-def check_room(job: TrainJob) -> None:
+def check_memory(job: TrainJob) -> None:
     """Refuse hosts whose memory cannot hold what their ranks keep; every rank calls it.
 
     Raises ConfigError on all ranks alike.

@@ -9,8 +9,8 @@ import pytest
 
 from shoal.errors import ConfigError
 from shoal.plan import make_plan
-from shoal.training import TrainJob, room, train
-from shoal.training.room import HostNeeds, refusal
+from shoal.training import TrainJob, memory, train
+from shoal.training.memory import HostNeeds, refusal
 from tests.ranks import RankPool
 from tests.training.tiny import make_config, make_job, write_text
 
@@ -56,8 +56,8 @@ def test_what_is_refused(
 def _train(job: TrainJob, free: int) -> str | None:
     """Train on a host with so much memory; the field that is refused, if one is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "available_bytes", lambda: free)
-        patch.setattr(room, "PATIENCE_S", 0.0)
+        patch.setattr(memory, "available_bytes", lambda: free)
+        patch.setattr(memory, "PATIENCE_S", 0.0)
         try:
             train(job)
         except ConfigError as error:
@@ -71,7 +71,7 @@ def test_a_run_starts_where_its_memory_is_there(ranks: RankPool, tmp_path: Path)
     config = make_config(tmp_path, cluster={"workers": 2}, train={"steps": 1})
     plan, job = make_plan(config), make_job(config)
     assert plan.saves is not None
-    at_rest = sum(memory.at_rest for memory in plan.memory)
+    at_rest = sum(each.at_rest for each in plan.memory)
     copies = plan.saves.copy_bytes(range(2))
     for free, refused in (
         (at_rest - 1, "cluster.workers"),
