@@ -19,12 +19,13 @@ from shoal.checkpoint.metadata import METADATA_NAME
 from shoal.config import Config
 from shoal.errors import ConfigError, WorkError
 from shoal.models import Decoder, DecoderConfig
-from shoal.plan import held_by_rank, resolve_precision
+from shoal.plan import buffers_of, held_by_rank, resolve_precision
 from shoal.storage import MANIFEST_NAME
-from shoal.training import build_model, build_sharded_optimizer
-from tests.checkpoint.matrix import LAYOUTS, MODEL, config_of, path_of, save_each
+from shoal.training import build_model, build_sharded_optimizer, fill_model
+from tests.checkpoint.matrix import MODEL, config_of, path_of, save_each
 from tests.checkpoint.plain import local
 from tests.checkpoint.saving import files_of
+from tests.parallel.matrix import MODELS
 from tests.ranks import RankPool
 from tests.training.tiny import config_tree
 
@@ -60,10 +61,14 @@ def source(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_files_are_those_of_the_other_ranks(
     ranks: RankPool, tmp_path: Path, source: Path, target: str
 ) -> None:
-    config = config_of(tmp_path, target, moments="8bit")
-    size = LAYOUTS[target].ranks
+    _compare(ranks, tmp_path, source, config_of(tmp_path, target, moments="8bit"))
+
+
+def _compare(ranks: RankPool, tmp_path: Path, source: Path, config: Config) -> None:
+    """Rewrite a checkpoint for the ranks of ``config`` and have them save it themselves."""
+    size = config.cluster.workers
     ranks.run(size, _save_again, source, tmp_path / "ranks", config)
-    made = local(reshard(source, tmp_path / "offline", held_by_rank(config)))
+    made = local(reshard(source, tmp_path / "offline", held_by_rank(config), buffers_of(config)))
     assert verify(made) == ()
     ours, theirs = files_of(made), files_of(tmp_path / "ranks" / made.name)
     # The same in other bytes: pickles tell equal objects from the same one.
@@ -76,6 +81,29 @@ def test_the_files_are_those_of_the_other_ranks(
     assert [path.name for path in (tmp_path / "offline").iterdir()] == [made.name]
 
 
+def _biased(config: Config) -> Config:
+    """A model of which biases, which are no parameters, choose the experts."""
+    model = {**MODELS["biased"], "num_hidden_layers": 5}
+    return config.model_copy(update={"model": config.model.model_copy(update={"config": model})})
+
+
+def _save_biases(folder: Path, config: Config) -> None:
+    precision = resolve_precision(config)
+    passes = build_model(config, precision, torch.device("cpu"))
+    fill_model(passes.model, config)
+    for number, bias in enumerate(passes.model.buffers()):
+        bias.copy_(torch.arange(len(bias)) + number / 8)
+    optimizer = build_sharded_optimizer(config, passes.model, precision)
+    save(folder, 1, model=passes.model, optimizer=optimizer, counters={"step": 1})
+
+
+@pytest.mark.parametrize("target", ["DP2", "PP2"])
+def test_biases_that_choose_experts_go_along(ranks: RankPool, tmp_path: Path, target: str) -> None:
+    ranks.run(1, _save_biases, tmp_path / "source", _biased(config_of(tmp_path, "alone")))
+    source = tmp_path / "source" / "step-00000001"
+    _compare(ranks, tmp_path, source, _biased(config_of(tmp_path, target)))
+
+
 def test_what_cannot_be_is_refused(tmp_path: Path, source: Path) -> None:
     config = config_of(tmp_path, "alone")
     other = config.model_copy(
@@ -84,17 +112,17 @@ def test_what_cannot_be_is_refused(tmp_path: Path, source: Path) -> None:
         }
     )
     with pytest.raises(ConfigError, match=r"model.layers.4.*differ"):
-        reshard(source, tmp_path / "out", held_by_rank(other))
+        reshard(source, tmp_path / "out", held_by_rank(other), buffers_of(other))
     assert not (tmp_path / "out").exists()
-    made = local(reshard(source, tmp_path / "out", held_by_rank(config)))
+    made = local(reshard(source, tmp_path / "out", held_by_rank(config), buffers_of(config)))
     with pytest.raises(WorkError, match="complete checkpoint already"):
-        reshard(source, tmp_path / "out", held_by_rank(config))
+        reshard(source, tmp_path / "out", held_by_rank(config), buffers_of(config))
     shard = made / "__0_0.distcp"
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
     with pytest.raises(WorkError, match=r"__0_0.distcp.*damaged"):
-        reshard(made, tmp_path / "again", held_by_rank(config))
+        reshard(made, tmp_path / "again", held_by_rank(config), buffers_of(config))
     assert not (tmp_path / "again").exists()
 
 

@@ -108,14 +108,28 @@ def weight_entries(parameters: Sequence[ShardedParameter]) -> list[Entry]:
 def buffer_entries(
     model: nn.Module, weights: Sequence[Entry], *, first_rank: bool, copies: bool
 ) -> list[Entry]:
-    """Persistent buffers, or copies of them as they are now.
+    """Persistent buffers, or copies of them as they are now; see ``entries_of_buffers``."""
+    buffers = {
+        name: buffer.detach().clone() if copies else buffer.detach()
+        for name, buffer in persistent_buffers(model).items()
+    }
+    return entries_of_buffers(buffers, _leaders(model), weights, first_rank=first_rank)
 
-    They are replicas. Who writes the first row of a module's first parameter, of this rank's
-    ``weights``, writes its buffers: only some ranks may have the module. Those of a module without
-    parameters are the first rank's.
+
+def entries_of_buffers(
+    buffers: Mapping[str, torch.Tensor],
+    leaders: Mapping[str, str],
+    weights: Sequence[Entry],
+    *,
+    first_rank: bool,
+) -> list[Entry]:
+    """Buffers, which are replicas, beside this rank's ``weights``.
+
+    ``leaders`` names the first parameter of each buffer's module. Who writes that one's first row
+    writes the buffer: only some ranks may have the module. Those of a module without parameters are
+    the first rank's.
     """
     begun = {part.path[1] for entry in weights if (part := entry.written) and not part.row_start}
-    leaders = _leaders(model)
 
     def is_own(name: str) -> bool:
         return leaders[name] in begun if name in leaders else first_rank
@@ -125,10 +139,10 @@ def buffer_entries(
             path=("model", _plain(name)),
             shape=buffer.shape,
             row_start=0,
-            local=buffer.detach().clone() if copies else buffer.detach(),
+            local=buffer,
             rows=None if is_own(name) else _NO_ROWS,
         )
-        for name, buffer in persistent_buffers(model).items()
+        for name, buffer in buffers.items()
         if buffer.numel()
     ]
 

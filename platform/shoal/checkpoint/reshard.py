@@ -10,14 +10,20 @@ and it is the file which that rank would write itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from shoal.checkpoint.contents import ATTACHMENTS, descriptions
-from shoal.checkpoint.entry import Entry, rng_entries, state_entries, weight_entries
+from shoal.checkpoint.entry import (
+    Entry,
+    entries_of_buffers,
+    rng_entries,
+    state_entries,
+    weight_entries,
+)
 from shoal.checkpoint.fit import some
 from shoal.checkpoint.index import Chunk, StoredTensor
 from shoal.checkpoint.reading import CheckpointReader
@@ -52,14 +58,18 @@ class _Part:
 
 
 def reshard(
-    source: Location, folder: Location, held: Sequence[Sequence[ShardedParameter]]
+    source: Location,
+    folder: Location,
+    held: Sequence[Sequence[ShardedParameter]],
+    buffers: Mapping[str, torch.Size],
 ) -> Location:
     """Write the checkpoint ``source`` into ``folder`` as the ranks of another layout would.
 
-    ``held`` is what each of them holds, without memory (``shoal.plan.held_by_rank``). Values keep
-    their formats and their bits; generators stay where the number of ranks does, for they are the
-    ranks' own. Memory is that of a few chunks of 64 MiB, and of the index. Returns the new step's
-    folder, whose values were compared with those of ``source``. The caller holds the run's lock.
+    ``held`` is what each of them holds, without memory (``shoal.plan.held_by_rank``), ``buffers``
+    the shape of each buffer of the model (``shoal.plan.buffers_of``). Values keep their formats and
+    their bits; generators stay where the number of ranks does, for they are the ranks' own. Memory
+    is that of a few chunks of 64 MiB, and of the index. Returns the new step's folder, whose values
+    were compared with those of ``source``. The caller holds the run's lock.
 
     Raises WorkError where ``source`` is damaged, the disk refuses or the step is there already, and
     ConfigError where the layout's model is another.
@@ -68,13 +78,15 @@ def reshard(
     if problems:
         raise WorkError(f"{problems[0]}: {source} is damaged. Take another step.")
     manifest, reader = Manifest.read(source), CheckpointReader(source)
-    _check(source, reader, held)
+    wanted = {each.name: each.shape for parameters in held for each in parameters}
+    _check(source, reader, {**wanted, **buffers})
     kept = {
         key
         for key in reader.keys
         if reader.path(key)[0] != "rng" or manifest.world_size == len(held)
     }
-    parts = [_part(reader, kept, rank, parameters) for rank, parameters in enumerate(held)]
+    leaders = _leaders(wanted, buffers)
+    parts = [_part(reader, kept, rank, parameters, leaders) for rank, parameters in enumerate(held)]
     place = Place(folder=folder, step=manifest.step, token=new_token())
     prepare(place, sum(part.layout.shard.num_bytes for part in parts))
     try:
@@ -90,11 +102,9 @@ def reshard(
     return place.final
 
 
-def _check(
-    source: Location, reader: CheckpointReader, held: Sequence[Sequence[ShardedParameter]]
-) -> None:
+def _check(source: Location, reader: CheckpointReader, shapes: Mapping[str, torch.Size]) -> None:
     """Refuse a layout of another model."""
-    wanted = {f"model.{each.name}": each.shape for parameters in held for each in parameters}
+    wanted = {f"model.{name}": shape for name, shape in shapes.items()}
     stored = {key: _tensor(reader, key).shape for key in reader.keys if key.startswith("model.")}
     different = {key for key in wanted | stored if wanted.get(key) != stored.get(key)}
     if different:
@@ -106,16 +116,27 @@ def _check(
         )
 
 
+def _leaders(parameters: Iterable[str], buffers: Iterable[str]) -> dict[str, str]:
+    """The first parameter of each buffer's module; ``parameters`` are in the model's order."""
+    firsts: dict[str, str] = {}
+    for name in parameters:
+        firsts.setdefault(name.rpartition(".")[0], name)
+    return {name: firsts[name.rpartition(".")[0]] for name in buffers}
+
+
 def _part(
     reader: CheckpointReader,
     kept: Collection[str],
     rank: int,
     parameters: Sequence[ShardedParameter],
+    leaders: Mapping[str, str],
 ) -> _Part:
     """Lay out one rank's file, as ``take_snapshot`` would have it."""
     parameters = [_as_stored(reader, parameter) for parameter in parameters]
-    states = _states(reader, parameters)
-    entries = weight_entries(parameters) + state_entries(states, parameters)
+    states, weights = _states(reader, parameters), weight_entries(parameters)
+    buffers = {name: reader.entry(f"model.{name}", device="meta").local for name in leaders}
+    entries = weights + entries_of_buffers(buffers, leaders, weights, first_rank=rank == 0)
+    entries += state_entries(states, parameters)
     generators = {
         reader.path(key)[2]: reader.entry(key, device="meta").local
         for key in kept

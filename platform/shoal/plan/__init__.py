@@ -2,7 +2,7 @@
 
 from shoal.plan.batches import Batches
 from shoal.plan.facts import stages_of, topology_of
-from shoal.plan.held import held_by_rank
+from shoal.plan.held import buffers_of, held_by_rank
 from shoal.plan.machine import Machine
 from shoal.plan.make import make_plan, plan_rank
 from shoal.plan.memory import BUCKET_ELEMENTS, Kind, RankMemory
@@ -40,6 +40,7 @@ __all__ = [
     "StepTime",
     "Traffic",
     "at_size",
+    "buffers_of",
     "bytes_text",
     "draw_plan",
     "found_as_dict",

@@ -9,10 +9,11 @@ from torch import nn
 
 from shoal.config import Config
 from shoal.fsdp import Shard, ShardedParameter, Share
-from shoal.models import split_decoder
+from shoal.models import split_decoder, tensor_shapes
 from shoal.plan.facts import stages_of
 from shoal.plan.group import Formats, Group
 from shoal.plan.groups import decoder_groups, whole_shapes
+from shoal.plan.model import read_decoder_config
 from shoal.plan.mxfp8 import mxfp8_parameters
 from shoal.plan.refusals import check_layout
 from shoal.topology import Coordinates
@@ -49,6 +50,13 @@ def held_by_rank(config: Config) -> tuple[tuple[ShardedParameter, ...], ...]:
         )
         for at in ranks
     )
+
+
+def buffers_of(config: Config) -> dict[str, torch.Size]:
+    """Shape of each buffer that a run's model is saved with, by name."""
+    decoder = read_decoder_config(config.model)
+    parameters = whole_shapes(decoder)
+    return {name: size for name, size in tensor_shapes(decoder).items() if name not in parameters}
 
 
 def _in_order(

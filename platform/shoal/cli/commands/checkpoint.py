@@ -93,9 +93,9 @@ def reshard(
     # torch takes seconds to load
     from shoal.checkpoint import reshard as rewrite
     from shoal.checkpoint import writing_into
-    from shoal.plan import held_by_rank
+    from shoal.plan import buffers_of, held_by_rank
 
     held = held_by_rank(settings)
     with writing_into(location_of(out, "OUT")) as folder:
-        made = rewrite(step, folder, held)
+        made = rewrite(step, folder, held, buffers_of(settings))
     typer.echo(f"Wrote {made} for {len(held)} ranks from {step}")
