@@ -6,14 +6,24 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from shoal_actors.driver import Cluster, open_cluster
 from tests.ranks import RankPool
 
-# The machine may be busy: no example has a deadline, and slow ones are no mistake.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The machine may be busy: no example has a deadline, and slow ones are no mistake. Examples are the
+# same in each run, so that whoever breaks a property is the one whose tests fail.
+settings.register_profile(
+    "busy", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("busy")
+
+
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """What a test draws without a seed is the same in whatever order the files come."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ def _serve(connection: Connection, rank: int) -> None:
             function, args = cloudpickle.loads(payload)
             dist.init_process_group(
                 "gloo",
-                init_method=f"file://{store_path}",
+                store=_meet(store_path, rank, world_size),
                 rank=rank,
                 world_size=world_size,
                 timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
@@ -61,6 +61,18 @@ def _serve(connection: Connection, rank: int) -> None:
         except BaseException:  # the edge of the process: whatever happened goes to the test
             message = cloudpickle.dumps((False, traceback.format_exc()))
         connection.send_bytes(message)
+
+
+def _meet(path: str, rank: int, world_size: int) -> Any:
+    """A store for the ranks of a job once all are there: new processes have much to import."""
+    import torch.distributed as dist
+
+    store = dist.FileStore(path, world_size)  # type: ignore[attr-defined]
+    store.set_timeout(timedelta(seconds=JOB_TIMEOUT_S))
+    store.set(f"here/{rank}", "")
+    store.wait([f"here/{other}" for other in range(world_size)])
+    store.set_timeout(timedelta(seconds=COLLECTIVE_TIMEOUT_S))
+    return store
 
 
 class RankFailure(AssertionError):
