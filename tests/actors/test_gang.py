@@ -21,7 +21,7 @@ from shoal_actors.driver import Cluster, Terminated, termination_raises
 from shoal_actors.train.failure import AttemptFailed, describe
 from shoal_actors.train.gang import Gang, run_gang
 from shoal_actors.train.hang import LATE, SILENT
-from shoal_actors.train.pulse import PERIOD_S, Pulse
+from shoal_actors.train.pulse import PERIOD_S, Pulse, read_signs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,32 +29,26 @@ class Script:
     """What happens to rank 1."""
 
     folder: Path
-    deed: Callable[[], None]
+    deed: Callable[[Path], None]
+    """Is given the folder."""
 
 
-def _nothing() -> None:
-    pass
-
-
-def _raise() -> None:
-    raise RuntimeError("scripted")
-
-
-def _refuse() -> None:
+def _refuse(folder: Path) -> None:
     raise ConfigError("data.seq_len", 9, "too long", "Give 8")
 
 
-def _kill() -> None:
+def _kill(folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _stop() -> None:
-    time.sleep(2 * PERIOD_S)  # so that this place is written down
+def _stop(folder: Path) -> None:
+    while not read_signs(folder, 2)[1].place.startswith("_stop ("):
+        time.sleep(PERIOD_S)  # so that this place is written down
     os.kill(os.getpid(), signal.SIGSTOP)
-    _dawdle()  # threads stop one after another: this one may come as far as the next collective
+    _dawdle(folder)  # threads stop one by one: this one may come as far as the next collective
 
 
-def _dawdle() -> None:
+def _dawdle(folder: Path) -> None:
     time.sleep(3600)
 
 
@@ -67,7 +61,7 @@ def _play(script: Script) -> list[int]:
         (script.folder / "began").write_text("")
         with Pulse(script.folder, rank):
             if rank == 1:
-                script.deed()
+                script.deed(script.folder)
             dist.all_reduce(total)
         dist.destroy_process_group()
         return [int(total.item()), torch.get_num_threads(), rank]
@@ -75,11 +69,11 @@ def _play(script: Script) -> list[int]:
         raise describe(rank, error) from None
 
 
-def _gang(*, timeout_s: float = 5.0, silence_s: float = 60.0) -> Gang:
+def _gang(*, timeout_s: float = 10.0, silence_s: float = 60.0) -> Gang:
     return Gang(num_workers=2, device="cpu", threads=1, timeout_s=timeout_s, silence_s=silence_s)
 
 
-def _run(folder: Path, deed: Callable[[], None], gang: Gang | None = None) -> list[int]:
+def _run(folder: Path, deed: Callable[[Path], None], gang: Gang | None = None) -> list[int]:
     return run_gang(
         _play,
         Script(folder=folder, deed=deed),
@@ -90,7 +84,7 @@ def _run(folder: Path, deed: Callable[[], None], gang: Gang | None = None) -> li
     )
 
 
-def _failure(folder: Path, deed: Callable[[], None], gang: Gang | None = None) -> AttemptFailed:
+def _failure(folder: Path, deed: Callable[[Path], None], gang: Gang | None = None) -> AttemptFailed:
     with pytest.raises(AttemptFailed) as failure:
         _run(folder, deed, gang)
     # Noticed and told while it is of use.
@@ -98,18 +92,19 @@ def _failure(folder: Path, deed: Callable[[], None], gang: Gang | None = None) -
     return failure.value
 
 
-def _kill_controller() -> None:
+def _kill_controller(folder: Path) -> None:
     ray.kill(get_train_context().controller_actor)
-    _dawdle()
+    _dawdle(folder)
 
 
 def _await(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
+@pytest.mark.timeout(600)  # five gangs, two of which wait in vain
 def test_every_way_to_lose_a_rank_is_told(tmp_path: Path, ray_session: Cluster) -> None:
     refused = _failure(tmp_path, _refuse)
     assert refused.refusal is not None and "in _refuse" in refused.report.traceback
