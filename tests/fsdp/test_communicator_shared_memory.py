@@ -10,6 +10,7 @@ import time
 import weakref
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -285,7 +286,10 @@ def test_ranks_that_call_different_collectives_are_told(ranks: RankPool) -> None
     assert any("disagree" in message for message in messages)
 
 
-def _rank_with_a_lost_peer(connection: Connection, rank: int, store: str, way: str) -> None:
+def _rank_with_a_lost_peer(
+    connection: Connection, both_here: Barrier, rank: int, store: str, way: str
+) -> None:
+    both_here.wait(60)  # either may have been slower to import what this needs
     dist.init_process_group(
         "gloo",
         init_method=f"file://{store}",
@@ -315,11 +319,12 @@ def _rank_with_a_lost_peer(connection: Connection, rank: int, store: str, way: s
 )
 def test_a_lost_peer_ends_the_wait(tmp_path: Path, way: str, message: str) -> None:
     context = multiprocessing.get_context("spawn")
-    ours, processes = [], []
+    ours, processes, both_here = [], [], context.Barrier(2)
     for rank in range(2):
         mine, theirs = context.Pipe()
         process = context.Process(
-            target=_rank_with_a_lost_peer, args=(theirs, rank, str(tmp_path / "store"), way)
+            target=_rank_with_a_lost_peer,
+            args=(theirs, both_here, rank, str(tmp_path / "store"), way),
         )
         process.start()
         theirs.close()

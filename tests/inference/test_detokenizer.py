@@ -135,6 +135,6 @@ def test_plain_text_is_fast(tokenizer: Tokenizer) -> None:
     texts = TokenTexts(tokenizer)
     tokens = tokenizer.encode("a, ab, a") * 500
     _deltas(texts, tokens)
-    start = time.process_time()
+    start = time.thread_time()
     _deltas(texts, tokens)
-    assert (time.process_time() - start) / len(tokens) < 50e-6
+    assert (time.thread_time() - start) / len(tokens) < 50e-6

@@ -277,7 +277,8 @@ def test_a_disk_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> N
         store.failure = None
         wait_until(lambda: engine.has_work)
         assert [each.durable for each in engine.step()] == [True]
-        assert journal.stats().failing == 0 and journal.stats().pending == 0
+        wait_until(lambda: journal.stats().pending == 0)
+        assert journal.stats().failing == 0
     said = [record.message for record in caplog.records]
     assert len(said) == 2 and "No space left" in said[0] and "again" in said[1]
 
@@ -287,6 +288,7 @@ def test_the_end_is_told_when_the_disk_takes_too_long() -> None:
     store.failure = OSError(errno.EIO, "Input/output error")
     with journaled(store, ack_timeout_s=0.05) as (journal, engine, _):
         engine.add(asked("r0", durable=True))
+        wait_until(lambda: journal.stats().errors > 0)
         run_out(engine)
         wait_until(lambda: engine.has_work)
         last = engine.step()[0]

@@ -87,14 +87,15 @@ def test_helpers_sleep_and_are_woken() -> None:
 
 
 def test_stopped_helpers_end_and_new_ones_can_be_made() -> None:
-    before = threading.active_count()
     for _ in range(3):
+        others = set(threading.enumerate())
         made = Helpers()
         table = torch.tensor([_count.address, 0, 0, 3])
         made.run(table.data_ptr(), 1, 3)
-        assert threading.active_count() == before + 2
+        new = set(threading.enumerate()) - others
+        assert len(new) == 2
         made.stop()
-        assert threading.active_count() == before
+        assert not any(helper.is_alive() for helper in new)
 
 
 SCRIPT = """
