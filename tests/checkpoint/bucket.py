@@ -35,6 +35,9 @@ _ANSWERS = {
 }
 _MOST_S = 60.0
 
+SLOW_S = 2.0
+"""What a slow answer takes."""
+
 
 @dataclass(kw_only=True, eq=False)
 class Bucket:
@@ -114,7 +117,7 @@ def serving() -> Iterator[Bucket]:
         bucket.seen += 1
         harm = bucket.rule(environ["REQUEST_METHOD"], environ["PATH_INFO"])
         if harm == "slow":
-            time.sleep(0.5)
+            time.sleep(SLOW_S)
         if harm == "hold":
             bucket.held += 1
             released.wait(_MOST_S)

@@ -82,16 +82,16 @@ def test_a_third_save_waits_for_the_first_and_says_so(tmp_path: Path) -> None:
         trainer.step()
         trainer.save(2)
         trainer.step()
-        timer = later(0.5, go_on)
         start = time.monotonic()
+        timer = later(1.0, go_on)
         trainer.save(3)
-        assert time.monotonic() - start > 0.4
+        assert time.monotonic() - start > 0.9
         trainer.saver.drain()
         timer.join()
     assert [step.number for step in steps(tmp_path)] == [1, 2, 3]
     waited = [report.waited_s for report in trainer.reports]
-    assert waited[:2] == [pytest.approx(0, abs=0.1)] * 2 and waited[2] > 0.4
-    assert trainer.reports[2].stall_s > 0.4
+    assert max(waited[:2]) < 0.5 < waited[2]
+    assert trainer.reports[2].stall_s > 0.5
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

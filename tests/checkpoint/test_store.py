@@ -7,8 +7,10 @@ import multiprocessing
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import contextmanager
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -33,9 +35,9 @@ from shoal.cli.steps import step_of, steps_of
 from shoal.errors import ConfigError, Unavailable, WorkError
 from shoal.storage import StorePath, lease, location_of, prune_or_warn, told
 from shoal.storage.owner import LOCK_NAME
-from tests.checkpoint.bucket import Bucket, Harm, serving
+from tests.checkpoint.bucket import SLOW_S, Bucket, Harm, serving
 from tests.checkpoint.plain import local, model_of, save_plain, trained
-from tests.checkpoint.saving import files_of, later, told_to_end, training, wait_until
+from tests.checkpoint.saving import files_of, told_to_end, training, wait_until
 
 FILES = {".metadata", "__0_0.distcp", "index.json", "manifest.json"}
 
@@ -283,15 +285,18 @@ def test_a_store_that_refuses_costs_the_steps_that_it_refuses(
 
 
 def test_a_slow_store_does_not_hold_the_steps_up(bucket: Bucket) -> None:
+    def delay(method: str, path: str) -> Harm:
+        return "slow" if method == "PUT" and path.endswith("manifest.json") else None
+
     with training(bucket.at("run")) as trainer:
-        bucket.rule = lambda method, path: "slow" if method == "PUT" else None
+        bucket.rule = delay
         trainer.save(1)
         for _ in range(3):
             trainer.step()
         assert _numbers(bucket.at("run")) == []
         trainer.saver.drain()
     assert _numbers(bucket.at("run")) == [1]
-    assert trainer.reports[0].stall_s < 0.5 < trainer.reports[0].seconds
+    assert trainer.reports[0].stall_s < SLOW_S < trainer.reports[0].seconds
 
 
 def test_a_store_that_is_gone_ends_the_run_by_the_next_save() -> None:
@@ -321,17 +326,36 @@ def test_a_second_run_is_kept_out_of_a_folder(bucket: Bucket, tmp_path: Path) ->
     assert bucket.keys("runs") == set()
     lock = {"host": "elsewhere", "pid": 7, "started": "2026-01-01T00:00:00"}
     key, record = f"runs/demo/{LOCK_NAME}", json.dumps(lock).encode()
-    bucket.write(key, record + b"\n1")
-    timer = later(1.0, partial(bucket.write, key, record + b"\n2"))
-    with pytest.raises(ConfigError, match="process 7 on elsewhere"), second.lock():
-        pass
-    timer.join()
+    with _signs(lambda number: bucket.write(key, record + b"\n%d" % number)):
+        with pytest.raises(ConfigError, match="process 7 on elsewhere"), second.lock():
+            pass
     gone = {**lock, "host": os.uname().nodename, "pid": 2**22 - 1}
     bucket.write(key, json.dumps(gone).encode())
     with pytest.raises(WorkError, match=r"demo\?.* was taken over by process 7 on else"):
         with second.lock(), told_to_end():
             bucket.write(key, record + b"\n3")
     assert bucket.read(key) == record + b"\n3", "it is the other's now"
+
+
+@contextmanager
+def _signs(give: Callable[[int], None]) -> Iterator[None]:
+    """Signs of life of somebody else, one after another."""
+    ended = threading.Event()
+
+    def run() -> None:
+        for number in count(1):
+            give(number)
+            if ended.wait(0.5):
+                return
+
+    give(0)
+    other = threading.Thread(target=run)
+    other.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        other.join()
 
 
 @pytest.mark.parametrize("refused", ["PUT", "GET", "DELETE"])
