@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections import Counter
@@ -171,4 +170,4 @@ def _pids(running: Running, prefix: str) -> list[int]:
             continue
         if name.startswith(prefix.encode()) and mine:
             found.append(int(folder.name))
-    return sorted(found, key=lambda pid: os.stat(f"/proc/{pid}").st_ctime)
+    return sorted(found)

@@ -42,7 +42,7 @@ def test_engine_and_server_are_timed_in_turns() -> None:
     assert [(case.way, case.streams) for case in report.cases] == [(WAY, 1), (WAY, 3)]
     for case in report.cases:
         assert len(case.alone_s) == len(case.http_s) == 2
-        assert 0 < case.ratio < 2
+        assert min(*case.alone_s, *case.http_s, case.ratio) > 0
     (first,), (pause,) = report.first_tokens, report.pauses
     assert len(first.alone_s) == len(first.http_s) == 2 and min(first.http_s) > 0
     assert len(pause.alone_s) == len(pause.beside_s) == 2

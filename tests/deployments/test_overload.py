@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import islice
@@ -102,7 +103,7 @@ def test_a_failing_step(served: Served, failure: Any, status: int, code: str) ->
     answer = served.complete(prompt=["a", "b"], n=2)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     served.engine.step_s = 0.01
-    body = {"model": "tiny", "prompt": ["a", "b"], "n": 2, "stream": True, "max_tokens": 50}
+    body = {"model": "tiny", "prompt": ["a", "b"], "n": 2, "stream": True, "max_tokens": 400}
     with served.http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()
         first = next(lines)
@@ -127,6 +128,7 @@ def test_a_client_that_does_not_read_is_ended() -> None:
         f"Content-Length: {len(content)}\r\n\r\n"
     ).encode()
     with serve(ServeSettings(limits=limits), engine) as served, served.connect() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # soon full
         connection.sendall(head + content)
         served.wait_until(lambda: engine.num_running == 32)
         begin = time.monotonic()
