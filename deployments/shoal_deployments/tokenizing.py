@@ -47,11 +47,11 @@ class Tokenizing:
     async def decode(self, tokens: Sequence[int]) -> str:
         """Text of ``tokens``."""
         length = len(tokens) * _CHARACTERS_PER_TOKEN
-        return await self.run(length, self._tokenizer.decode, tokens)
+        return await self.run(length, self._texts.whole, tokens)
 
     def name_of(self, token: int) -> str:
-        """Text of one token by itself; a model's vocabulary may be padded beyond these tokens."""
-        return self._texts.one(token) if token < self._tokenizer.vocab_size else ""
+        """Text of one token by itself."""
+        return self._texts.one(token)
 
     def close(self) -> None:
         """End the threads as soon as they have ended what they are at."""

@@ -343,6 +343,15 @@ def test_the_prompt_fills_a_pool_that_is_smaller_than_the_context(max_tokens: in
         assert "has 64. Shorten it." in refused["message"]
 
 
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 1}, {"stream": True}], ids=str)
+def test_tokens_that_only_the_model_has_are_echoed_without_text(fields: dict[str, Any]) -> None:
+    """Vocabularies of models are padded beyond those of their tokenizers."""
+    limits = Limits(vocab_size=300, context_length=512, num_blocks=256, block_size=4)
+    with serve(engine=FakeEngine(limits=limits)) as served:
+        answer = served.complete(prompt=[65, 299, 66], max_tokens=0, echo=True, **fields)
+        assert answer.status_code == 200 and '"text":"AB"' in answer.text, answer.text
+
+
 def test_a_huge_answer_is_cut_at_the_context(served: Served) -> None:
     usage = served.complete(prompt=[65] * 500, max_tokens=HUGE).json()["usage"]
     assert usage["completion_tokens"] == 12

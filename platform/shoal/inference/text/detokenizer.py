@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from shoal.data import Tokenizer
 
 _REPLACEMENT = "\ufffd"
@@ -32,8 +34,14 @@ class TokenTexts:
 
     def many(self, tokens: list[int]) -> str:
         """Text of ``tokens``."""
-        known = [token for token in tokens if token < self._tokenizer.vocab_size]
-        return self._tokenizer.decode([*self._anchor, *known])[self._num_anchor :]
+        return self._tokenizer.decode([*self._anchor, *self._known(tokens)])[self._num_anchor :]
+
+    def whole(self, tokens: Iterable[int]) -> str:
+        """Text of ``tokens`` with nothing before them."""
+        return self._tokenizer.decode(self._known(tokens))
+
+    def _known(self, tokens: Iterable[int]) -> list[int]:
+        return [token for token in tokens if token < self._tokenizer.vocab_size]
 
 
 class Detokenizer:
