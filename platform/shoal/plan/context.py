@@ -20,10 +20,10 @@ from fractions import Fraction
 import torch
 
 from shoal.config import Config
+from shoal.fsdp.ledger import Deed
 from shoal.models import DecoderConfig, Part
 from shoal.parallel.context import SequenceCut
 from shoal.plan.batches import Batches
-from shoal.plan.group import Deed
 from shoal.plan.traffic import Stream, Traffic, What
 from shoal.topology import Topology
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 
 from shoal.fsdp import GlobalLayout, Partial, Placement, Placements, Replicate, Shard
 from shoal.ops.mxfp8 import BLOCK
+from shoal.plan.moves import Move, Ways
 
 Layers = Literal["dense", "expert"]
-Deed = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,18 +25,6 @@ class Formats:
     compute: torch.dtype
     gradients: torch.dtype
     reduce: torch.dtype
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """One collective on the way of a buffer from one placement to another."""
-
-    deed: Deed
-    axis: int
-    """0 is the outer axis, 1 the inner one."""
-
-    payload_bytes: int
-    """Bytes of the larger side: what is gathered, or what is reduced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +61,7 @@ class Group:
 
     def run(self, placements: Sequence[Placement]) -> int:
         """Elements that one rank holds under ``placements``; every rank holds as many."""
-        sharded = zip(placements, self.sizes, strict=True)
-        return self.layout.size // math.prod(s for kind, s in sharded if isinstance(kind, Shard))
-
-    def is_around(self, other: Group) -> bool:
-        """Whether the unit is ``other`` or holds it, and so is in use while ``other`` is."""
-        return not self.unit or f"{other.unit}.".startswith(f"{self.unit}.")
+        return self._ways.held([isinstance(kind, Shard) for kind in placements])
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -209,7 +192,8 @@ class Group:
         contribution = (Partial("avg"), Partial("avg"))
         if self._is_deferred:
             return []
-        return self._reductions(contribution, self.placements.gradient, self.formats.compute)
+        compute, further = self.formats.compute, self.formats.reduce
+        return self._ways.reductions(contribution, self.placements.gradient, compute, further)
 
     def final_moves(self, num_microbatches: int) -> list[Move]:
         """Further collectives of the gradients after the last microbatch."""
@@ -217,7 +201,8 @@ class Group:
             return []
         accumulated = not self._is_deferred or num_microbatches > 1
         dtype = self.formats.gradients if accumulated else self.formats.compute
-        return self._reductions(self.placements.gradient, self.placements.optimizer, dtype)
+        before, after = self.placements.gradient, self.placements.optimizer
+        return self._ways.reductions(before, after, dtype, self.formats.reduce)
 
     def update_moves(self) -> list[Move]:
         """Collectives of Muon's updates, once a step: to whole matrices, and back to rows."""
@@ -225,33 +210,32 @@ class Group:
             return []
         everywhere, held = (Replicate(), Replicate()), self.placements.optimizer
         dtype = self.formats.compute
-        back = self._reductions((Partial("sum"), Partial("sum")), held, dtype, dtype)
-        return [*self._gathers(held, everywhere), *back]
+        back = self._ways.reductions((Partial("sum"), Partial("sum")), held, dtype, dtype)
+        return [*self._ways.gathers(held, everywhere, dtype), *back]
 
     @property
-    def _active(self) -> list[int]:
-        """Axes with more than one rank, outer to inner."""
-        return [axis for axis, size in enumerate(self.sizes) if size > 1]
+    def _ways(self) -> Ways:
+        return _ways(self.layout.size, self.sizes)
 
     @property
     def _is_direct(self) -> bool:
         """Whether each contribution goes straight to the final gradients."""
         gradient, optimizer = self.placements.gradient, self.placements.optimizer
-        return all(gradient[axis] == optimizer[axis] for axis in self._active)
+        return all(gradient[axis] == optimizer[axis] for axis in self._ways.active)
 
     @property
     def _is_deferred(self) -> bool:
         """Whether nothing is reduced before the last microbatch."""
         gradient = self.placements.gradient
         return not self._is_direct and all(
-            isinstance(gradient[axis], Partial) for axis in self._active
+            isinstance(gradient[axis], Partial) for axis in self._ways.active
         )
 
     def _weight_gathers(
         self, before: Sequence[Placement], after: Sequence[Placement], *, num_planes: int
     ) -> list[Move]:
         """Collectives of weights in the format in which they travel; each plane on its own."""
-        moves = self._gathers(before, after)
+        moves = self._ways.gathers(before, after, self.formats.compute)
         if not self.is_quantized:
             return moves
         itemsize = self.formats.compute.itemsize
@@ -260,44 +244,11 @@ class Group:
             for move in moves
         ]
 
-    def _gathers(self, before: Sequence[Placement], after: Sequence[Placement]) -> list[Move]:
-        """Outer axes first, so that the inner one ends in the whole run."""
-        moves = []
-        sharded = [isinstance(kind, Shard) for kind in before]
-        for axis in self._active:
-            if sharded[axis] and not isinstance(after[axis], Shard):
-                sharded[axis] = False
-                numel = self._numel(sharded)
-                payload = numel * self.formats.compute.itemsize
-                moves.append(Move(deed="all_gather", axis=axis, payload_bytes=payload))
-        return moves
 
-    def _reductions(
-        self,
-        before: Sequence[Placement],
-        after: Sequence[Placement],
-        dtype: torch.dtype,
-        further: torch.dtype | None = None,
-    ) -> list[Move]:
-        """Inner axes first, so that the outer ones carry the smaller part.
-
-        ``further`` is what a first reduction hands to a second one; unset, that of gradients.
-        """
-        moves = []
-        sharded = [isinstance(kind, Shard) for kind in before]
-        for axis in reversed(self._active):
-            if not isinstance(before[axis], Partial) or isinstance(after[axis], Partial):
-                continue
-            payload = self._numel(sharded) * dtype.itemsize
-            sharded[axis] = isinstance(after[axis], Shard)
-            deed: Deed = "reduce_scatter" if sharded[axis] else "all_reduce"
-            moves.append(Move(deed=deed, axis=axis, payload_bytes=payload))
-            dtype = further or self.formats.reduce
-        return moves
-
-    def _numel(self, sharded: Sequence[bool]) -> int:
-        pairs = zip(sharded, self.sizes, strict=True)
-        return self.layout.size // math.prod(size for split, size in pairs if split)
+@lru_cache(maxsize=4096)
+def _ways(numel: int, sizes: tuple[int, int]) -> Ways:
+    """One object for all groups that are alike: a search asks for very many."""
+    return Ways(numel=numel, sizes=sizes)
 
 
 def plane_bytes(numel: int) -> int:

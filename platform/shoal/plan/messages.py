@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
+from shoal.fsdp.ledger import Deed
 from shoal.models import DecoderConfig
 from shoal.parallel.pipeline import Stages
 from shoal.plan.activations import FP32_BYTES
 from shoal.plan.batches import Batches
-from shoal.plan.group import Deed, Group
+from shoal.plan.group import Group
 from shoal.plan.traffic import Stream, Traffic, What, When
 
 SEND: Deed = "send"

@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from shoal.plan.group import Deed, Group, Layers, Move, counted
+from shoal.fsdp.ledger import Deed
+from shoal.plan.group import Group, Layers, counted
+from shoal.plan.moves import Move
 from shoal.topology import MESH_AXES, Axis
 
 What = Literal[
