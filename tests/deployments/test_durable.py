@@ -65,7 +65,7 @@ def test_the_official_client_asks_and_is_told(served: Served) -> None:
 @pytest.mark.parametrize(
     ("journal", "message"),
     [
-        (JournalSettings(), "This server keeps no journal"),
+        (JournalSettings(), "this server keeps no journal"),
         (JournalSettings(dir="unused", fsync="never"), "never forced onto the disk"),
     ],
 )

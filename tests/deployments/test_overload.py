@@ -68,7 +68,7 @@ def test_a_full_queue_answers_429() -> None:
         assert served.complete(n=4, stream=True).status_code == 400
         assert served.complete(prompt=["a", "b"], n=2).status_code == 400
         answer = served.complete(prompt=["a"] * 4)
-        assert answer.status_code == 400 and "Send at most 3 prompts" in answer.text
+        assert answer.status_code == 400 and "Send fewer prompts, at most 3" in answer.text
         assert served.complete(prompt=["a"] * 3).status_code == 200
         served.assert_idle()
 

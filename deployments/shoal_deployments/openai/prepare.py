@@ -29,9 +29,9 @@ def unknown_model(name: str, card: ModelCard) -> ApiError:
 def check_durable(body: GenerationBody, journal: JournalSettings) -> None:
     """Refuse a wait for a journal that is not kept, or never synced: ApiError, status 400."""
     if body.durable and journal.dir is None:
-        raise bad_field("durable", True, "This server keeps no journal", "Leave it out")
+        raise bad_field("durable", True, "this server keeps no journal", "Leave it out")
     if body.durable and journal.fsync == "never":
-        problem = "This server's journal is never forced onto the disk"
+        problem = "this server's journal is never forced onto the disk"
         raise bad_field("durable", True, problem, "Leave it out")
 
 
@@ -42,9 +42,11 @@ def check_choices(num_prompts: int, n: int, limits: LimitSettings, card: ModelCa
     """
     most = min(limits.choices, card.limits.max_waiting)
     if n * num_prompts > most:
-        problem = f"With {num_prompts} prompts it asks for more than {most} choices"
+        problem = f"it asks for more than {most} choices"
+        if num_prompts > 1:
+            problem = f"with {num_prompts} prompts {problem}"
         fits = most // num_prompts
-        remedy = f"Ask for at most {fits}" if fits else f"Send at most {most} prompts"
+        remedy = f"Ask for at most {fits}" if fits else f"Send fewer prompts, at most {most}"
         raise bad_field("n", n, problem, remedy)
 
 

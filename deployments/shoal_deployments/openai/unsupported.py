@@ -37,17 +37,17 @@ class Unsupported:
 
 
 UNSUPPORTED = {
-    "audio": Unsupported("Audio is not offered"),
-    "function_call": Unsupported("Function calls are not offered", ("none", "auto")),
-    "functions": Unsupported("Function calls are not offered", ([],)),
-    "modalities": Unsupported("Only text is offered", (["text"], [])),
-    "moderation": Unsupported("Moderation is not offered"),
-    "reasoning_effort": Unsupported("Degrees of reasoning are not offered", ("none",)),
-    "suffix": Unsupported("Text after the gap is not heeded by these models", ("",)),
-    "tool_choice": Unsupported("Tools are not offered", ("none", "auto")),
-    "tools": Unsupported("Tools are not offered", ([],)),
-    "verbosity": Unsupported("Degrees of verbosity are not offered", ("medium",)),
-    "web_search_options": Unsupported("Web search is not offered"),
+    "audio": Unsupported("audio is not offered"),
+    "function_call": Unsupported("function calls are not offered", ("none", "auto")),
+    "functions": Unsupported("function calls are not offered", ([],)),
+    "modalities": Unsupported("only text is offered", (["text"], [])),
+    "moderation": Unsupported("moderation is not offered"),
+    "reasoning_effort": Unsupported("degrees of reasoning are not offered", ("none",)),
+    "suffix": Unsupported("text after the gap is not heeded by these models", ("",)),
+    "tool_choice": Unsupported("tools are not offered", ("none", "auto")),
+    "tools": Unsupported("tools are not offered", ([],)),
+    "verbosity": Unsupported("degrees of verbosity are not offered", ("medium",)),
+    "web_search_options": Unsupported("web search is not offered"),
 }
 
 
@@ -73,18 +73,18 @@ def _check_response_format(value: object) -> None:
     code = "unsupported_parameter"
     remedy = 'Leave it out, or send {"type": "text"}'
     if not isinstance(value, dict):
-        raise bad_field("response_format", value, "It is not an object", remedy)
+        raise bad_field("response_format", value, "it is not an object", remedy)
     kind = value.get("type")
     if kind in ("json_object", "json_schema"):
-        what = "Answers bound to a grammar are not offered"
+        what = "answers bound to a grammar are not offered"
         raise bad_field("response_format.type", kind, what, remedy, code)
     if kind != "text":
-        raise bad_field("response_format.type", kind, "It is no known type", remedy)
-    raise bad_field("response_format", value, "Text has no further settings", remedy)
+        raise bad_field("response_format.type", kind, "it is no known type", remedy)
+    raise bad_field("response_format", value, "text has no further settings", remedy)
 
 
 def refuse_best_of(best_of: int | None, n: int) -> None:
     """Refuse to draw more answers than are returned."""
     if best_of is not None and best_of != n:
-        problem = f"It differs from n, {n}, and answers are not ranked"
+        problem = f"it differs from n, {n}, and answers are not ranked"
         raise bad_field("best_of", best_of, problem, "Leave it out", "unsupported_parameter")
