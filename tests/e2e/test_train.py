@@ -76,6 +76,8 @@ def test_a_run_survives_everything_bit_for_bit(tmp_path: Path, ranks: RankPool) 
         assert not any(word in first.output for word in ("ray", "Ray", "Traceback"))
         saved = newest(folder / "checkpoints")
         assert saved is not None and saved.number == _steps(folder)[-1]
+        way_on = f"The same command goes on from step {saved.number} ({saved.path})."
+        assert f"Stopped by SIGTERM. {way_on}" in first.output
 
     with ShoalProcess(command, tmp_path) as second:
         # Ctrl-C ends everything at once.
@@ -83,6 +85,7 @@ def test_a_run_survives_everything_bit_for_bit(tmp_path: Path, ranks: RankPool) 
         second.interrupt()
         assert second.wait() == 130, second.output
         assert second.left_running() == []
+        assert "Interrupted. The same command goes on from step" in second.output
 
     with ShoalProcess(command, tmp_path) as last:
         assert last.wait() == 0, last.output

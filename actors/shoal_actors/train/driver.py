@@ -7,12 +7,14 @@ lock the folder ─ Ray ─ plan, refusals ─ tokenize ─ attempts ─ how it 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -31,6 +33,7 @@ from shoal.plan import (
 )
 from shoal.training import (
     EventKind,
+    EventReader,
     TrainJob,
     TrainResult,
     check_resume,
@@ -61,6 +64,8 @@ from shoal_actors.train.worker import LOGS_FOLDER
 
 TOKENS_FOLDER = ".tokens"
 """Cache of tokenized data in ``run.dir``; no run can have this name."""
+
+logger = logging.getLogger(__name__)
 
 
 def run(config: Config) -> int:
@@ -94,6 +99,8 @@ def run(config: Config) -> int:
 @contextmanager
 def _endings_noted(folder: Path) -> Iterator[None]:
     """Note how a run ended other than by itself, and let being told to end count as ended early."""
+    events = EventReader(folder)
+    events.poll()
     try:
         yield
     except ConfigError as error:
@@ -104,15 +111,22 @@ def _endings_noted(folder: Path) -> Iterator[None]:
         raise
     except Terminated as told:
         note(folder, EventKind.END, stopped_by=told.signal_name)
-        raise EndedEarly(
-            f"Stopped by {told.signal_name}; the same command goes on from the last checkpoint."
-        ) from None
+        raise EndedEarly(f"Stopped by {told.signal_name}. {_way_on(events.poll())}") from None
     except EndedEarly as ending:
         note(folder, EventKind.END, stopped_by=str(ending))
         raise
     except KeyboardInterrupt:
         note(folder, EventKind.END, stopped_by="SIGINT")
+        logger.info("Interrupted. %s", _way_on(events.poll()))
         raise
+
+
+def _way_on(since_it_began: list[dict[str, Any]]) -> str:
+    """What the command does when it is given again, by the events of this one."""
+    places = [e for e in since_it_began if e["event"] in (EventKind.SAVE, EventKind.RESUME)]
+    if not places:
+        return "Nothing was saved since it began, and the same command begins there again."
+    return f"The same command goes on from step {places[-1]['step']} ({places[-1]['path']})."
 
 
 def _train(config: Config, console: Console) -> TrainResult:
@@ -120,7 +134,11 @@ def _train(config: Config, console: Console) -> TrainResult:
     folder = run_folder(config)
     own = newest(folder.checkpoints)
     if own is not None and own.number >= config.train.steps:
-        console.print(f"Step {own.number} of {config.train.steps} is made already: {own.path}")
+        _say(
+            console,
+            f"Step {own.number} of {config.train.steps} is made already: {own.path}. Raise "
+            "train.steps to go on, or choose another run.name to begin anew",
+        )
         return TrainResult(step=own.number, num_steps=config.train.steps, checkpoint=own.path)
     num_cpus = config.cluster.workers * config.cluster.threads_per_worker
     # A second time, because Ray's core has put a handler of its own in place, which aborts.
