@@ -112,6 +112,7 @@ def test_generate_takes_what_a_request_over_http_may_ask_for(folder: Path) -> No
         (("generate", "model", "--prompt", "x" * 64), "leaves no room"),
         (("score", "model", "absent.jsonl"), "no such file"),
         (("certify", "absent"), "no such folder"),
+        (("generate", ".", "--prompt", "x"), "MODEL = '.': there is no config.json"),
     ],
 )
 def test_wrong_input_is_one_message(arguments: tuple[str, ...], problem: str, folder: Path) -> None:

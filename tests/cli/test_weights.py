@@ -84,6 +84,9 @@ def test_a_source_that_is_not_there(tmp_path: Path) -> None:
     done = shoal_here("import", "nowhere", "out", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("SOURCE = 'nowhere'")
+    done = shoal_here("import", ".", "out", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("SOURCE = '.': this folder has neither a config.json nor")
     assert not (tmp_path / "out").exists()
 
 

@@ -126,6 +126,12 @@ def test_what_fits_nowhere_is_refused_with_the_least_that_is_needed() -> None:
     assert f"a step takes {bytes_text(least)} of 128 KiB" in str(refused.value)
 
 
+def test_a_number_of_workers_without_any_layout_is_not_laid_to_memory() -> None:
+    settings = _settings(cluster={"workers": 5, "device": "cuda"}, train={"global_batch": 4})
+    with pytest.raises(ConfigError, match=r"cluster\.workers = 5: no layout fits: .*does not divide"):
+        _search(settings)
+
+
 def test_what_is_wrong_with_the_run_itself_is_refused_as_ever() -> None:
     settings = _settings(
         cluster={"workers": 2, "device": "cuda"}, parallel={"pipeline": 7}, data={"seq_len": 1000}

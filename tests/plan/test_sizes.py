@@ -106,6 +106,8 @@ def test_bounds_that_allow_nothing_are_refused(tmp_path: Path) -> None:
     for name, (cluster, problem) in cases.items():
         with pytest.raises(ConfigError, match=rf"cluster\.{name} = .*no number of .*{problem}"):
             sizes_of(_config(tmp_path, cluster=cluster))
+    with pytest.raises(ConfigError, match="Use 2, the next size that it has, or choose"):
+        sizes_of(_config(tmp_path, cluster=cases["workers_min"][0]))
     with pytest.raises(ConfigError, match=r"cluster\.workers_min = 3: is more than .* = 2"):
         _config(tmp_path, cluster={"workers": 2, "workers_min": 3})
     with pytest.raises(ConfigError, match=r"cluster\.workers_max = 1: is less than .* = 2"):

@@ -21,14 +21,24 @@ ThreadsOption = Annotated[
 ]
 
 
+_REMEDY = "Give the folder of a Hugging Face model"
+
+
 def check_folder(folder: Path) -> None:
-    """Refuse what is no folder, before anything slow is imported."""
+    """Refuse what is no folder of a model, before anything slow is imported."""
     if not folder.is_dir():
         raise ConfigError(
             "MODEL",
             str(folder),
             "there is no such folder",
-            "Give the folder of a Hugging Face model; shoal import and shoal export write such",
+            f"{_REMEDY}; shoal import and shoal export write such",
+        )
+    if not (folder / "config.json").exists():
+        raise ConfigError(
+            "MODEL",
+            str(folder),
+            "there is no config.json in this folder",
+            f"{_REMEDY}; shoal export makes one of a run",
         )
 
 

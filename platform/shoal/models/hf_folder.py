@@ -35,7 +35,7 @@ def read_json(path: Path) -> dict[str, Any]:
             _FIELD,
             str(path.parent),
             f"there is no {path.name} in this folder",
-            "Give the folder of a Hugging Face model",
+            "Give the folder of a Hugging Face model; shoal export makes one of a run",
         ) from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ConfigError(

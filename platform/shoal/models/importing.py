@@ -12,7 +12,7 @@ from shoal.models.config import DecoderConfig
 from shoal.models.export import write_hf_folder
 from shoal.models.gguf_file import GGUFFile
 from shoal.models.gguf_tokenizer import write_tokenizer
-from shoal.models.hf_folder import INDEX, SINGLE, HFWeights
+from shoal.models.hf_folder import CONFIG, INDEX, SINGLE, HFWeights
 from shoal.models.megatron import MegatronWeights, is_megatron
 from shoal.models.names import ExpertLayout
 from shoal.models.weight_source import whole_tensors
@@ -46,6 +46,13 @@ def import_model(
         if is_megatron(path) and not (path / INDEX).exists() and not (path / SINGLE).exists():
             weights = MegatronWeights(path)
             companions = weights.companions
+        elif not (path / CONFIG).exists():
+            raise ConfigError(
+                "SOURCE",
+                source,
+                f"this folder has neither a {CONFIG} nor a Megatron checkpoint",
+                "Give the folder of a Hugging Face model; shoal export makes one of a run",
+            )
         else:
             weights, companions = HFWeights(path), path
         write_hf_folder(

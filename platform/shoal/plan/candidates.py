@@ -206,8 +206,8 @@ def _check_pipeline(
     batches = Batches.of(config.model_copy(update={"train": train}), topology)
     if virtual > 1 and batches.num_microbatches % topology.pipeline:
         problem = (
-            f"{batches.num_microbatches} microbatches do not fill groups of as many as the "
-            f"{topology.pipeline} stages"
+            f"the number of microbatches, {batches.num_microbatches}, is no multiple of that of "
+            f"the stages, {topology.pipeline}"
         )
         raise ConfigError("parallel.virtual_stages", virtual, problem, "Use 1")
 

@@ -228,6 +228,9 @@ def _domain(config: Config, rates: Rates) -> int | None:
 def _nothing(config: Config, num_candidates: int, reasons: Reasons) -> ConfigError:
     workers = config.cluster.workers
     examples = "; ".join(reasons.examples.values())
+    if not num_candidates:
+        remedy = "Use another number of workers, or another train.global_batch"
+        return ConfigError("cluster.workers", workers, f"no layout fits: {examples}", remedy)
     problem = f"none of {num_candidates} layouts that fit together fits into memory: {examples}"
     remedy = "Use more workers, less of train.global_batch or data.seq_len, or more --memory"
     return ConfigError("cluster.workers", workers, problem, remedy)

@@ -51,26 +51,42 @@ def sizes_of(config: Config) -> Sizes:
     cluster = config.cluster
     feasible, refused = [], {}
     for workers in cluster.sizes:
-        try:
-            changed = at_size(config, workers)
-            Batches.of(changed, topology_of(changed))
-        except ConfigError as error:
-            refused[workers] = f"{error.field} = {error.value}: {error.problem}"
-        else:
+        if (obstacle := _obstacle(config, workers)) is None:
             feasible.append(workers)
-    for name, bound, others in (
-        ("workers_min", cluster.workers_min, range(cluster.sizes.start, cluster.workers)),
-        ("workers_max", cluster.workers_max, range(cluster.workers + 1, cluster.sizes.stop)),
+        else:
+            refused[workers] = obstacle
+    lowest, highest = cluster.sizes.start, cluster.sizes.stop
+    for name, bound, others, beyond in (
+        ("workers_min", cluster.workers_min, range(lowest, cluster.workers), range(lowest, 0, -1)),
+        (
+            "workers_max",
+            cluster.workers_max,
+            range(cluster.workers + 1, highest),
+            range(highest, 2 * highest),
+        ),
     ):
         if others and not any(workers in feasible for workers in others):
+            nearest = next((size for size in beyond if _obstacle(config, size) is None), None)
+            hint = "" if nearest is None else f"Use {nearest}, the next size that it has, or choose"
             raise ConfigError(
                 f"cluster.{name}",
                 bound,
                 f"no number of workers between it and {cluster.workers} can run; "
                 f"with {others[0]}, {refused[others[0]]}",
-                "Choose a batch and a layout that divide among fewer or more, or leave it out",
+                f"{hint or 'Choose'} a batch and a layout that divide among fewer or more, or "
+                "leave it out",
             )
     return Sizes(feasible=tuple(feasible), refused=refused)
+
+
+def _obstacle(config: Config, workers: int) -> str | None:
+    """What speaks against so many workers."""
+    try:
+        changed = at_size(config, workers)
+        Batches.of(changed, topology_of(changed))
+    except ConfigError as error:
+        return f"{error.field} = {error.value}: {error.problem}"
+    return None
 
 
 def plan_at(config: Config, workers: int, machine: Machine, *, rates: Rates | None = None) -> Plan:
