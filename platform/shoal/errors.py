@@ -30,7 +30,7 @@ class ConfigError(ShoalError):
 
     ``field`` is the dotted configuration key or command-line argument, ``value`` what the user
     gave, ``problem`` a clause that says why it cannot work, ``remedy`` an imperative that says
-    what would.
+    what would, or a question.
     """
 
     exit_code = 2
@@ -40,7 +40,8 @@ class ConfigError(ShoalError):
         self.value = value
         self.problem = problem
         self.remedy = remedy
-        super().__init__(f"{field} = {value!r}: {problem}. {remedy}.")
+        end = "" if remedy.endswith("?") else "."
+        super().__init__(f"{field} = {value!r}: {problem}. {remedy}{end}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.field, self.value, self.problem, self.remedy)

@@ -84,7 +84,7 @@ def test_wrong_usage(tmp_path: Path, arguments: tuple[str, ...], words: str) -> 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train.stepz=1", "train.stepz = 1: is no known key. Did you mean train.steps."),
+        ("train.stepz=1", "train.stepz = 1: is no known key. Did you mean train.steps?"),
         ("train.steps=no", "train.steps = 'no': must be an integer. Write a whole number."),
         ("oops", "--set = 'oops': is not key=value. Write --set section.key=value."),
     ],

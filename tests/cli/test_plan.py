@@ -97,6 +97,13 @@ def test_time_by_kind_of_gpu_or_by_measuring(tmp_path: Path) -> None:
         assert "tokens a second" in done.stdout
 
 
+def test_a_number_of_gpus_goes_with_their_kind(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    done = shoal_here("plan", str(config), "--gpus", "8", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("--gpus = 8: no kind of GPU is given")
+
+
 def test_memory_is_for_a_search(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     done = shoal_here("plan", str(config), "--memory", "1", cwd=tmp_path)

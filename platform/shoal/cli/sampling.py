@@ -21,7 +21,8 @@ OPTIONS: Mapping[str, Any] = {
     "min_tokens": Annotated[int | None, typer.Option(help="Tokens before which nothing ends it.")],
     "n": Annotated[int | None, typer.Option("--n", help="Answers; 1.")],
     "temperature": Annotated[
-        float | None, typer.Option(help="0 takes the likeliest token; 1 draws as the model says.")
+        float | None,
+        typer.Option(help="0 takes the likeliest token; 1, as unset, draws as the model says."),
     ],
     "top_k": Annotated[int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")],
     "top_p": Annotated[float | None, typer.Option(help="Keep tokens up to this probability; 1.")],

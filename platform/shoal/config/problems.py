@@ -107,7 +107,7 @@ def unknown_key(field: str, value: object) -> ConfigError:
         remedy = f"The keys of {parent or 'the file'} are {', '.join(sorted(names))}"
     else:
         remedy = f"{parent} has no keys below it"
-    return ConfigError(field, _short(value), "is no known key", remedy.removesuffix("?"))
+    return ConfigError(field, _short(value), "is no known key", remedy)
 
 
 def _missing(place: Sequence[int | str]) -> ConfigError:

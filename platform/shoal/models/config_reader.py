@@ -74,5 +74,5 @@ def refuse_typos(hf: Mapping[str, Any], family: Family) -> None:
         near = difflib.get_close_matches(key, known - set(hf), n=1, cutoff=_TYPO_SIMILARITY)
         if near:
             raise ConfigError(
-                f"model.config.{key}", hf[key], "there is no such key", f"Did you mean {near[0]}"
+                f"model.config.{key}", hf[key], "there is no such key", f"Did you mean {near[0]}?"
             )

@@ -31,7 +31,7 @@ Measure = Annotated[
 ]
 Search = Annotated[bool, typer.Option("--search", help="Find the fastest layouts that fit.")]
 Gpus = Annotated[
-    int | None, typer.Option("--gpus", metavar="N", help="Workers, as cluster.workers.")
+    int | None, typer.Option("--gpus", metavar="N", help="Workers on GPUs, as cluster.workers.")
 ]
 Memory = Annotated[
     float | None,
@@ -57,6 +57,9 @@ def plan(
     Of a run that is mesh, ranks, memory, traffic and time of a step; of serving, where the file
     has a section serve, weights, keys and values.
     """
+    if gpus is not None and gpu is None:
+        problem = "no kind of GPU is given, and a plan without one may be for CPUs"
+        raise ConfigError("--gpus", gpus, problem, f"Add --gpu, or --set cluster.workers={gpus}")
     laid_over = [*(overrides or ()), *([] if gpus is None else [f"cluster.workers={gpus}"])]
     tree = load_tree(config, laid_over)
     if not describes_training(tree):
