@@ -8,20 +8,18 @@ import logging
 import random
 import socket
 import struct
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
 from starlette.types import Message
 
-from shoal.data.tokenizer import ByteTokenizer
-from shoal.data.tokenizer import Message as ChatMessage
 from shoal.inference import Limits
 from shoal_deployments.disconnects import Disconnects
 from shoal_deployments.tokenizing import INLINE_CHARACTERS
 from tests.deployments.fake_engine import FakeEngine
+from tests.deployments.gated_tokenizer import GatedTokenizer
 from tests.deployments.server import DEADLINE_S, Served, serve
 
 LONG = 10**6
@@ -146,29 +144,6 @@ def test_while_being_submitted(busy: Served, caplog: pytest.LogCaptureFixture) -
     assert busy.engine.num_running == 0
 
 
-class _Gated(ByteTokenizer):
-    """Works on long texts only once it may."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-        self.has_begun = threading.Event()
-        self.may_go_on = threading.Event()
-
-    def encode_prompt(self, text: str) -> list[int]:
-        self._wait(text)
-        return super().encode_prompt(text)
-
-    def apply_chat_template(self, messages: Sequence[ChatMessage]) -> list[int]:
-        self._wait(messages[0]["content"])
-        return super().apply_chat_template(messages)
-
-    def _wait(self, text: str) -> None:
-        if len(text) > INLINE_CHARACTERS:
-            self.begun.append(text)
-            self.has_begun.set()
-            assert self.may_go_on.wait(DEADLINE_S)
-
-
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_while_tokenizing(caplog: pytest.LogCaptureFixture, path: str) -> None:
     """Who waits for the tokenizer is gone at once, and what it has not begun it never does."""
@@ -179,7 +154,7 @@ def test_while_tokenizing(caplog: pytest.LogCaptureFixture, path: str) -> None:
             return _request(path, messages=[{"role": "user", "content": text}])
         return _request(path, prompt=text)
 
-    tokenizer = _Gated()
+    tokenizer = GatedTokenizer()
     with serve(engine=FakeEngine(tokenizer)) as served, caplog.at_level(logging.INFO):
         try:
             with served.connect() as first, served.connect() as second:
