@@ -89,7 +89,8 @@ def _judge(metrics: Path) -> int:
     losses = [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
     window = max(len(losses) // 4, 1)
     first, last = sum(losses[:window]) / window, sum(losses[-window:]) / window
-    print(f"\nLoss over the first {window} steps {first:.3f}, over the last {window} {last:.3f}.")
+    means = f"each the mean of {window} of the {len(losses)} steps"
+    print(f"\nLoss at the start {first:.3f}, at the end {last:.3f}, {means}.")
     print(f"The fine-tuned model lies in {EXPORT}; transformers loads it, make serve serves it.")
     return int(len(losses) >= 8 and last >= first)
 
