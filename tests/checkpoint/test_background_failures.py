@@ -8,11 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import termios
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -21,6 +24,8 @@ from torch import nn
 
 from shoal.checkpoint import OnFailure, State, clean, load, newest, save, steps, verify
 from shoal.errors import WorkError
+from shoal.storage import Abandon, Outcome, Place, WriteJob, discard, medium_of, new_token
+from shoal.storage.writer import Writer
 from tests.checkpoint.plain import model_of, trained
 from tests.checkpoint.saving import training, wait_until
 from tests.ranks import RankPool
@@ -69,6 +74,49 @@ def test_a_short_write_then_a_refused_one_reaches_every_rank(
     assert f"__{failing}_0.distcp could not be written: File too large" in messages[0]
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     _assert_loads(tmp_path / "step-00000001")
+
+
+@dataclass
+class _Rank:
+    """A rank at the other end of a writer's connection, whose publisher fails in mid-write."""
+
+    job: WriteJob
+    looks: int = 0
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def recv(self) -> WriteJob | Abandon:
+        if self.outcomes:
+            raise EOFError
+        return self.job if not self.looks else Abandon(token=self.job.place.token)
+
+    def poll(self) -> bool:
+        self.looks += 1
+        if self.looks == 2:  # the file is open by now
+            discard(self.job.place.draft)
+        return self.looks == 4
+
+    def send(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+
+def test_a_folder_that_the_publisher_took_away_is_no_cause(tmp_path: Path) -> None:
+    place = Place(folder=tmp_path, step=1, token=new_token())
+    medium_of(tmp_path).begin(place.draft)
+    with tempfile.TemporaryFile() as memory:
+        memory.write(b"7" * 100)
+        memory.flush()
+        job = WriteJob(
+            place=place,
+            name="__1_0.distcp",
+            descriptor=memory.fileno(),
+            num_bytes=100,
+            patience_s=60,
+            publication=None,
+        )
+        rank = _Rank(job)
+        with pytest.raises(EOFError):
+            Writer(cast(Connection, rank)).serve()
+    assert [outcome.error for outcome in rank.outcomes] == ["it was given up"]
 
 
 @contextmanager

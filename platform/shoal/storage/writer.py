@@ -20,8 +20,14 @@ from shoal.errors import WorkError
 from shoal.storage.catalog import discard, prune_or_warn
 from shoal.storage.files import FileRecord, creating
 from shoal.storage.job import Abandon, Outcome, Publication, WriteJob
+from shoal.storage.media import medium_of
 from shoal.storage.parts import await_begin, gather_parts, note_failure, note_part
 from shoal.storage.publish import prepare, publish
+
+_WORD_S = 5.0
+"""Seconds for the rank to hear from the publisher what became of a save."""
+
+_LOOK_S = 0.01
 
 
 class _Abandoned(Exception):
@@ -90,6 +96,8 @@ class Writer:
         except EOFError:
             raise
         except Exception as error:  # the edge to the rank, which passes it on to all
+            if job.publication is None and self._is_given_up(job):
+                return "it was given up"
             problem = str(error) if isinstance(error, WorkError) else repr(error)
             note_failure(draft, job.name, problem)
             return problem
@@ -97,6 +105,24 @@ class Writer:
             if job.publication is not None and not published:
                 discard(draft)
         return None
+
+    def _is_given_up(self, job: WriteJob) -> bool:
+        """Whether what went wrong here only follows from what the publisher has to tell.
+
+        A publisher that fails takes the folder away under the others, then says why.
+        """
+        deadline = time.monotonic() + _WORD_S
+        try:
+            while not medium_of(job.place.draft).has_begun(job.place.draft):
+                self._check(job.place.token)
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(_LOOK_S)
+        except _Abandoned:
+            return True
+        except OSError:
+            pass  # the medium does not say: what went wrong here is told
+        return False
 
     def _write(self, job: WriteJob) -> FileRecord:
         path = job.place.draft / job.name
