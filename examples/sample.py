@@ -11,7 +11,8 @@ NEW_TOKENS = 40
 
 def main(folders: list[str]) -> None:
     """Continue each prompt with the model of each folder."""
-    # They take seconds to load, in which Ctrl-C is to end this without a traceback too.
+    print("Loading transformers ...", flush=True)
+    # It takes seconds, in which Ctrl-C is to end this without a traceback too.
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
