@@ -45,7 +45,7 @@ def _stop(folder: Path) -> None:
     while not read_signs(folder, 2)[1].place.startswith("_stop ("):
         time.sleep(PERIOD_S)  # so that this place is written down
     os.kill(os.getpid(), signal.SIGSTOP)
-    _dawdle(folder)  # threads stop one by one: this one may come as far as the next collective
+    time.sleep(3600)  # threads stop one by one: this one might come as far as the next collective
 
 
 def _dawdle(folder: Path) -> None:
