@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from shoal.checkpoint import Manifest, load, prune, save, steps, verify
+from shoal.checkpoint.reading import CheckpointReader
 from shoal.errors import ConfigError, WorkError
 from shoal.storage import medium_of
 from tests.checkpoint.plain import local, model_of, save_plain, trained, whole_state
@@ -322,3 +324,29 @@ def test_ranks_of_one_host_share_its_cores_when_they_read(tmp_path: Path) -> Non
     assert 1 <= alone <= len(os.sched_getaffinity(0))
     assert medium_of(tmp_path).num_readers(alone) == 1
     assert medium_of(tmp_path).num_readers(10 * alone) == 1, "none is left without"
+
+
+def test_a_block_of_more_tensors_than_one_call_of_the_system_fills(tmp_path: Path) -> None:
+    def model(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.ParameterList(nn.Parameter(torch.randn(1 + i % 3)) for i in range(1500))
+
+    path = save(tmp_path, 1, model=(saved := model(1)), optimizer=None, counters={}).path
+    loaded = model(2)
+    load(path, model=loaded, optimizer=None)
+    _assert_equal(loaded.state_dict(), saved.state_dict())
+
+
+def test_two_may_take_the_same_rows_and_each_in_its_own_format(tmp_path: Path) -> None:
+    model = model_of(1)
+    path = save(tmp_path, 1, model=model, optimizer=None, counters={}).path
+    reader = CheckpointReader(path)
+    entries = [reader.entry("model.2.bias") for _ in range(2)]
+    narrow = replace(entries[0], local=entries[0].local.bfloat16())
+    for wanted in (entries, [entries[0], narrow], [narrow]):
+        for entry in wanted:
+            entry.local.fill_(torch.nan)
+        reader.fill(wanted)
+        for entry in wanted:
+            expected = model.get_parameter("2.bias").to(entry.local.dtype)
+            assert torch.equal(entry.local, expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ _TASK_BLOCKS = 8
 """Blocks next to each other that one thread reads."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Piece:
     """Bytes of one file, and the tensor that they fill."""
 
@@ -52,13 +52,26 @@ class _Piece:
         """The blocks that it lies in."""
         return range(self.start // BLOCK_BYTES, -(-self.stop // BLOCK_BYTES))
 
-    def take(self, memory: torch.Tensor, offset: int) -> None:
-        """Take what is in a block, whose first byte in the file is ``offset``."""
-        start, stop = max(self.start, offset), min(self.stop, offset + BLOCK_BYTES)
-        if start < stop:
-            size = self.dtype.itemsize
-            values = memory[start - offset : stop - offset].view(self.dtype)
-            self.target[(start - self.start) // size : (stop - self.start) // size].copy_(values)
+    @property
+    def is_direct(self) -> bool:
+        """Whether the tensor takes the bytes as they are, where they are."""
+        return self.target.dtype == self.dtype and self.target.device.type == "cpu"
+
+    def within(self, span: range) -> range:
+        """Those of its bytes on the disk that are in ``span``."""
+        return range(max(self.start, span.start), min(self.stop, span.stop))
+
+    def memory(self, span: range) -> memoryview:
+        """Where the bytes in ``span`` go."""
+        part = self.within(span)
+        return memory_of(self.target)[part.start - self.start : part.stop - self.start]
+
+    def take(self, memory: torch.Tensor, span: range) -> None:
+        """Take what is in ``memory``, which begins with the bytes in ``span``."""
+        part, size = self.within(span), self.dtype.itemsize
+        values = memory[part.start - span.start : part.stop - span.start].view(self.dtype)
+        first, last = (part.start - self.start) // size, (part.stop - self.start) // size
+        self.target[first:last].copy_(values)
 
 
 class CheckpointReader:
@@ -161,14 +174,17 @@ class CheckpointReader:
     def _read(self, file: str, blocks: Mapping[int, Sequence[_Piece]]) -> None:
         """Read some blocks of a file, check them, and hand their bytes to the pieces."""
         path, record = self._path / file, self.manifest.files[file]
-        memory = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
+        scratch = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
         try:
-            with reading(path, record, memory_of(memory)) as reader:
+            with reading(path, record) as reader:
                 for block, pieces in blocks.items():
-                    if not reader.read(block):
+                    span = record.span(block)
+                    direct, others = _parted(pieces)
+                    memories = _memories(direct, span, memory_of(scratch))
+                    if not reader.read(block, memories):
                         raise _damaged(self._path, damage_of(path, record, block))
-                    for piece in pieces:
-                        piece.take(memory, block * BLOCK_BYTES)
+                    for piece in others:
+                        piece.take(scratch, span)
         except OSError as error:
             damage = Damage(file=path, problem=unreadable(path, error))
             raise _damaged(self._path, damage) from error
@@ -183,6 +199,25 @@ def _tasks(pieces: Sequence[_Piece]) -> Iterator[tuple[str, dict[int, list[_Piec
     for file, blocks in files.items():
         for _, numbers in groupby(sorted(blocks), lambda number: number // _TASK_BLOCKS):
             yield file, {number: blocks[number] for number in numbers}
+
+
+def _parted(pieces: Sequence[_Piece]) -> tuple[list[_Piece], list[_Piece]]:
+    """The pieces of a block that can be read in place, in their order in the file; the others."""
+    found = sorted(pieces, key=lambda piece: piece.start)
+    if any(before.stop > after.start for before, after in pairwise(found)):
+        return [], found  # bytes that several take are read once
+    return [p for p in found if p.is_direct], [p for p in found if not p.is_direct]
+
+
+def _memories(direct: Sequence[_Piece], span: range, scratch: memoryview) -> list[memoryview]:
+    """Where the bytes of a block go: to the pieces, and what none takes in place to ``scratch``."""
+    memories, at = [], span.start
+    for piece in direct:
+        part = piece.within(span)
+        memories += [scratch[at - span.start : part.start - span.start], piece.memory(span)]
+        at = part.stop
+    memories.append(scratch[at - span.start : len(span)])
+    return [memory for memory in memories if memory]
 
 
 def _damaged(path: Location, damage: Damage) -> WorkError:

@@ -10,7 +10,7 @@ guards the manifest, and so the sums.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,9 +62,14 @@ class FileRecord:
         """Whether there is a checksum for each block."""
         return len(self.xxh3) == _DIGITS * self.num_blocks
 
-    def matches(self, block: int, data: Buffer) -> bool:
-        """Whether ``data`` is what was written as block number ``block``."""
-        return self.xxh3[_DIGITS * block : _DIGITS * (block + 1)] == _sum(data)
+    def span(self, block: int) -> range:
+        """The bytes of the file that block number ``block`` is."""
+        start = block * BLOCK_BYTES
+        return range(start, min(start + BLOCK_BYTES, self.num_bytes))
+
+    def matches(self, block: int, parts: Iterable[Buffer]) -> bool:
+        """Whether ``parts``, in turn, are what was written as block number ``block``."""
+        return self.xxh3[_DIGITS * block : _DIGITS * (block + 1)] == _sum(*parts)
 
 
 class NewFile:
@@ -164,30 +169,40 @@ def write_file(path: Location, data: bytes) -> FileRecord:
 class BlockReader:
     """Reads blocks of a file one at a time."""
 
-    def __init__(self, source: Source, record: FileRecord, memory: memoryview) -> None:
-        """``memory`` has room for a block and holds the last one read."""
+    def __init__(self, source: Source, record: FileRecord) -> None:
         self._source = source
         self._record = record
-        self._memory = memory
 
-    def read(self, number: int) -> bool:
-        """Read a block; whether it is as it was written. Raises ``OSError``."""
-        start = number * BLOCK_BYTES
-        wanted = min(BLOCK_BYTES, self._record.num_bytes - start)
-        held = 0
-        while held < wanted:
-            got = self._source.read(start + held, self._memory[held:wanted])
+    def read(self, number: int, memories: Sequence[memoryview]) -> bool:
+        """Read a block into ``memories`` in turn, which are as long together.
+
+        Whether it is as it was written; they hold what was read all the same. Raises ``OSError``.
+        """
+        span = self._record.span(number)
+        start, left = span.start, list(memories)
+        while start < span.stop:
+            got = self._source.read(start, left)
             if not got:
                 return False
-            held += got
-        return self._record.matches(number, self._memory[:held])
+            start += got
+            left = _after(left, got)
+        return self._record.matches(number, memories)
+
+
+def _after(memories: Sequence[memoryview], num_bytes: int) -> list[memoryview]:
+    """What is left of ``memories`` behind their first ``num_bytes``."""
+    for index, memory in enumerate(memories):
+        if num_bytes < len(memory):
+            return [memory[num_bytes:], *memories[index + 1 :]]
+        num_bytes -= len(memory)
+    return []
 
 
 @contextmanager
-def reading(path: Location, record: FileRecord, memory: memoryview) -> Iterator[BlockReader]:
+def reading(path: Location, record: FileRecord) -> Iterator[BlockReader]:
     """A reader of a file's blocks. Raises ``OSError``."""
     with medium_of(path).open(path) as source:
-        yield BlockReader(source, record, memory)
+        yield BlockReader(source, record)
 
 
 @contextmanager
@@ -221,5 +236,8 @@ def _sums(view: memoryview) -> list[str]:
     return [_sum(view[start : start + BLOCK_BYTES]) for start in range(0, len(view), BLOCK_BYTES)]
 
 
-def _sum(data: Buffer) -> str:
-    return xxhash.xxh3_64_hexdigest(data)
+def _sum(*parts: Buffer) -> str:
+    digest = xxhash.xxh3_64()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

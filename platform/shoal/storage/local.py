@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from shoal.storage.medium import SAVE_FOLDER, Sink, Source, State, StepFolder
 _STEP = re.compile(r"step-(\d{8,})")
 _LEFTOVER = re.compile(r"\.step-(\d{8,})\.(tmp|old)-[0-9a-f]{8}")
 _MOST_THREADS = 8
+_MOST_MEMORIES = 1024
+"""What Linux takes in one call."""
 
 
 class LocalMedium:
@@ -181,9 +183,9 @@ class _LocalSource:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def read(self, start: int, memory: memoryview) -> int:
+    def read(self, start: int, memories: Sequence[memoryview]) -> int:
         """See ``Source``."""
-        return os.preadv(self._descriptor, [memory], start)
+        return os.preadv(self._descriptor, memories[:_MOST_MEMORIES], start)
 
 
 def step_name(number: int) -> str:

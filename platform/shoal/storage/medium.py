@@ -14,7 +14,7 @@ Every method may raise ``OSError``, whose words are the system's or the store's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -45,8 +45,8 @@ class Sink(Protocol):
 class Source(Protocol):
     """A file that is read, by one thread."""
 
-    def read(self, start: int, memory: memoryview) -> int:
-        """Read what follows byte ``start`` into ``memory``; how much, nothing at the end."""
+    def read(self, start: int, memories: Sequence[memoryview]) -> int:
+        """Read what follows byte ``start`` into ``memories`` in turn; how much, 0 at the end."""
 
 
 class Files(Protocol):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import logging
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from functools import cache
@@ -216,8 +216,11 @@ class _StoreSource:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
-    def read(self, start: int, memory: memoryview) -> int:
-        """See ``Source``."""
-        data = self._stream.read_at(len(memory), start)
-        memory[: len(data)] = data
+    def read(self, start: int, memories: Sequence[memoryview]) -> int:
+        """See ``Source``; by one request."""
+        data = memoryview(self._stream.read_at(sum(map(len, memories)), start))
+        rest = data
+        for memory in memories:
+            part, rest = rest[: len(memory)], rest[len(memory) :]
+            memory[: len(part)] = part
         return len(data)

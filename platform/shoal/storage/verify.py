@@ -105,16 +105,17 @@ def _shares(blocks: Sequence[int]) -> Iterator[Sequence[int]]:
 
 def damage_of(file: Location, record: FileRecord, block: int) -> Damage:
     """What to say of a block that is not as it was written."""
-    start = block * BLOCK_BYTES
-    stop = min(start + BLOCK_BYTES, record.num_bytes)
-    return Damage(file=file, problem=f"does not match its checksum in bytes {start} to {stop}")
+    span = record.span(block)
+    problem = f"does not match its checksum in bytes {span.start} to {span.stop}"
+    return Damage(file=file, problem=problem)
 
 
 def _contents_problem(file: Location, record: FileRecord, blocks: Sequence[int]) -> str | None:
     try:
-        with reading(file, record, memoryview(bytearray(BLOCK_BYTES))) as reader:
+        memory = memoryview(bytearray(BLOCK_BYTES))
+        with reading(file, record) as reader:
             for block in blocks:
-                if not reader.read(block):
+                if not reader.read(block, [memory[: len(record.span(block))]]):
                     return damage_of(file, record, block).problem
     except OSError as error:
         return unreadable(file, error)
