@@ -31,6 +31,7 @@ from shoal.checkpoint.entry import (
     weight_entries,
 )
 from shoal.checkpoint.fit import Fit, some
+from shoal.checkpoint.index import INDEX_NAME
 from shoal.checkpoint.moments import Reading, as_saved
 from shoal.checkpoint.optimizer_state import initialize_state
 from shoal.checkpoint.peers import Peers
@@ -123,7 +124,7 @@ def _look(path: Location, *, is_first: bool) -> CheckpointReader:
     _refuse(path, damages(path))
     reader = CheckpointReader(path)
     if is_first:
-        beside = dict.fromkeys(reader.manifest.files.keys() - reader.files)
+        beside = dict.fromkeys(reader.manifest.files.keys() - reader.files - {INDEX_NAME})
         _refuse(path, block_damages(path, reader.manifest, beside))
     return reader
 

@@ -10,7 +10,7 @@ guards the manifest, and so the sums.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,9 +67,9 @@ class FileRecord:
         start = block * BLOCK_BYTES
         return range(start, min(start + BLOCK_BYTES, self.num_bytes))
 
-    def matches(self, block: int, parts: Iterable[Buffer]) -> bool:
-        """Whether ``parts``, in turn, are what was written as block number ``block``."""
-        return self.xxh3[_DIGITS * block : _DIGITS * (block + 1)] == _sum(*parts)
+    def is_sum(self, block: int, digits: str) -> bool:
+        """Whether that is the checksum of block number ``block``."""
+        return self.xxh3[_DIGITS * block : _DIGITS * (block + 1)] == digits
 
 
 class NewFile:
@@ -178,24 +178,29 @@ class BlockReader:
 
         Whether it is as it was written; they hold what was read all the same. Raises ``OSError``.
         """
-        span = self._record.span(number)
+        span, digest = self._record.span(number), xxhash.xxh3_64()
         start, left = span.start, list(memories)
         while start < span.stop:
-            got = self._source.read(start, left)
+            got = self._source.read(start, _cut(left, self._source.piece_bytes)[0])
             if not got:
                 return False
             start += got
-            left = _after(left, got)
-        return self._record.matches(number, memories)
+            taken, left = _cut(left, got)
+            for part in taken:
+                digest.update(part)
+        return self._record.is_sum(number, digest.hexdigest())
 
 
-def _after(memories: Sequence[memoryview], num_bytes: int) -> list[memoryview]:
-    """What is left of ``memories`` behind their first ``num_bytes``."""
+def _cut(
+    memories: Sequence[memoryview], num_bytes: int
+) -> tuple[list[memoryview], list[memoryview]]:
+    """The first ``num_bytes`` of ``memories``, or all that there are, and the rest."""
     for index, memory in enumerate(memories):
         if num_bytes < len(memory):
-            return [memory[num_bytes:], *memories[index + 1 :]]
+            first = [memory[:num_bytes]] if num_bytes else []
+            return [*memories[:index], *first], [memory[num_bytes:], *memories[index + 1 :]]
         num_bytes -= len(memory)
-    return []
+    return list(memories), []
 
 
 @contextmanager
@@ -236,8 +241,5 @@ def _sums(view: memoryview) -> list[str]:
     return [_sum(view[start : start + BLOCK_BYTES]) for start in range(0, len(view), BLOCK_BYTES)]
 
 
-def _sum(*parts: Buffer) -> str:
-    digest = xxhash.xxh3_64()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
+def _sum(data: Buffer) -> str:
+    return xxhash.xxh3_64_hexdigest(data)

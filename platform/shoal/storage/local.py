@@ -180,6 +180,9 @@ class _LocalSink:
 class _LocalSource:
     """See ``Source``."""
 
+    piece_bytes = 256 * 2**10
+    """What was read is in the core's own cache still when it is summed."""
+
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 

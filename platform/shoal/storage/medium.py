@@ -45,6 +45,10 @@ class Sink(Protocol):
 class Source(Protocol):
     """A file that is read, by one thread."""
 
+    @property
+    def piece_bytes(self) -> int:
+        """How much to ask for at a time."""
+
     def read(self, start: int, memories: Sequence[memoryview]) -> int:
         """Read what follows byte ``start`` into ``memories`` in turn; how much, 0 at the end."""
 

@@ -213,6 +213,9 @@ class _StoreSink:
 class _StoreSource:
     """See ``Source``."""
 
+    piece_bytes = 2**30
+    """Each request takes long, however little it asks for."""
+
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 

@@ -89,12 +89,15 @@ def block_damages(
             range(manifest.files[name].num_blocks) if wanted is None else sorted(wanted)
         )
     ]
-    with ThreadPoolExecutor(max_workers=medium_of(path).num_readers()) as pool:
-        problems = pool.map(lambda share: _contents_problem(*share), shares)
-        found: dict[Location, str] = {}
-        for (file, _, _), problem in zip(shares, problems, strict=True):
-            if problem is not None:
-                found.setdefault(file, problem)
+    if len(shares) > 1:
+        with ThreadPoolExecutor(max_workers=medium_of(path).num_readers()) as pool:
+            problems = list(pool.map(lambda share: _contents_problem(*share), shares))
+    else:  # a thread would take longer to begin than this to be read
+        problems = [_contents_problem(*share) for share in shares]
+    found: dict[Location, str] = {}
+    for (file, _, _), problem in zip(shares, problems, strict=True):
+        if problem is not None:
+            found.setdefault(file, problem)
     return tuple(Damage(file=file, problem=problem) for file, problem in found.items())
 
 
