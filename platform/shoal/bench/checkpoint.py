@@ -27,11 +27,14 @@ from shoal.bench.contenders import our_training, step_of
 from shoal.bench.ranks import run_ranks, small_decoder
 from shoal.checkpoint import BackgroundSaver, Manifest, SaveReport, State, load, step_name
 from shoal.config import Level
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, WorkError
 from shoal.fsdp import sharded_parameters, sync_weights
 from shoal.models import DecoderConfig
 
 _WRITE_BYTES = 16 * 2**20
+
+_PATIENCE_S = 600.0
+"""How long ranks wait for the disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,7 @@ def _time(place: str, setup: CheckpointBenchSetup) -> dict[str, Any]:
     model, optimizer = our_training(setup.decoder, Level.PARAMETERS)
     reports: list[SaveReport] = []
     with BackgroundSaver(
-        Path(place) / "ours", keep=1, note=reports.append, patience_s=600
+        Path(place) / "ours", keep=1, note=reports.append, patience_s=_PATIENCE_S
     ) as saver:
         bench = _Bench(
             Path(place),
@@ -172,10 +175,20 @@ class _Bench:
             self._saver.drain()
         path = self._place / "ours" / step_name(self._number)
         self.num_bytes = Manifest.read(path).num_bytes
-        while len(os.listdir(path.parent)) > 1:  # the step before is deleted beside what follows
-            time.sleep(0.01)
+        self._await_deletion(path.parent)
         with _timed(times, "load_s"):
             load(path, model=self._model, optimizer=self._optimizer)
+
+    def _await_deletion(self, folder: Path) -> None:
+        """The step before is deleted beside what follows a save: a load is timed without that.
+
+        Raises WorkError where it stays.
+        """
+        deadline = time.monotonic() + _PATIENCE_S
+        while len(os.listdir(folder)) > 1:
+            if time.monotonic() > deadline:
+                raise WorkError(f"{folder}: an old step was not deleted in {_PATIENCE_S:g} s.")
+            time.sleep(0.01)
 
     def _plain(self, times: dict[str, float]) -> None:
         """One process writes as many bytes to one file."""
