@@ -54,3 +54,15 @@ def test_only_what_this_command_does_is_shown(tmp_path: Path) -> None:
     assert [line for line in lines if line.startswith("step")] == [
         "step 2/3  loss 2.0000  128 tokens/s  00:11 left"
     ]
+
+
+def test_a_step_that_an_earlier_command_made_is_not_shown(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, last_step=0) as writer:
+        for step in (1, 2, 3):
+            writer.write(metrics_of(step, loss=2.0))
+    output = io.StringIO()
+    with Follower(tmp_path, Console(file=output, width=60), num_steps=9, max_failures=2):
+        append_event(tmp_path, EventKind.RESUME, step=2, path="checkpoints/step-00000002")
+        with MetricsWriter(tmp_path, last_step=2):  # cuts off what will be made again
+            pass
+    assert output.getvalue() == "Going on from step 2 (checkpoints/step-00000002)\n"

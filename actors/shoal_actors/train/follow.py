@@ -39,6 +39,7 @@ class Follower(Rounds):
         self._max_failures = max_failures
         self._events = EventReader(folder)
         self._waiting_since: float | None = None
+        self._resumed_at = 0
 
     def __enter__(self) -> Self:
         """Begin with what is written from now on."""
@@ -63,7 +64,8 @@ class Follower(Rounds):
             self._print(f"No worker started in {NOTICE_AFTER_S:g} s; the cluster may be full")
             self._waiting_since = None
         for metrics in self._metrics.poll():
-            self._progress.show(metrics)
+            if metrics.step > self._resumed_at:  # what is left of the file is not this command's
+                self._progress.show(metrics)
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -74,6 +76,7 @@ class Follower(Rounds):
                 self._waiting_since = None
                 return f"Training on {len(event['workers'])} workers"
             case EventKind.RESUME:
+                self._resumed_at = event["step"]
                 return f"Going on from step {event['step']} ({event['path']})"
             case EventKind.SAVE:
                 return f"Saved step {event['step']}: {event['num_bytes']:,} bytes"
