@@ -66,7 +66,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": "hot"}, "temperature"),
     ({"temperature": True}, "temperature"),
     ({"temperature": []}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
     ({"top_p": 1.1}, "top_p"),
     ({"top_k": -1}, "top_k"),
     ({"top_k": 1.5}, "top_k"),
@@ -250,6 +250,7 @@ def test_every_field_takes_its_type_alone(served: Served, path: str) -> None:
         {"logit_bias": None, "logprobs": None, "max_tokens": None, "stream_options": None},
         {"logit_bias": {}, "stop": [], "stop_token_ids": []},
         {"seed": 2**63 - 1, "temperature": 2, "top_p": 1, "top_k": 0, "min_p": 0},
+        {"top_p": 0},
     ],
 )
 def test_what_changes_nothing_is_taken(
@@ -341,6 +342,15 @@ def test_the_prompt_fills_a_pool_that_is_smaller_than_the_context(max_tokens: in
         refused = served.complete(prompt=[65] * 65, **fields).json()["error"]
         assert (refused["code"], refused["param"]) == ("context_length_exceeded", "prompt")
         assert "has 64. Shorten it." in refused["message"]
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_an_answer_that_outgrows_the_pool_is_refused_by_the_field_that_was_sent(field: str) -> None:
+    limits = Limits(vocab_size=257, context_length=512, num_blocks=16, block_size=4)
+    with serve(engine=FakeEngine(limits=limits)) as served:
+        body = {"model": "tiny", "messages": [MESSAGE], field: 400}
+        error = served.http.post("/v1/chat/completions", json=body).json()["error"]
+        assert error["param"] == field and error["message"].startswith(f"{field} = 400: ")
 
 
 @pytest.mark.parametrize("fields", [{}, {"logprobs": 1}, {"stream": True}], ids=str)

@@ -68,7 +68,7 @@ PARAMS = st.builds(
     max_tokens=st.none() | st.integers(0, 10**9),
     n=st.integers(1, 4),
     temperature=st.floats(0, 1e6),
-    top_p=st.floats(0, 1, exclude_min=True),
+    top_p=st.floats(0, 1),
     seed=st.none() | st.integers(0, 2**63 - 1),
     stop=st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple),
     logit_bias=st.dictionaries(st.integers(0, 300), st.floats(-100, 100), max_size=3).map(

@@ -24,7 +24,7 @@ NAN, INFINITY = float("nan"), float("inf")
         *(("n", value) for value in (0, -1, None, True, 1.5)),
         *(("temperature", value) for value in (-0.1, NAN, INFINITY, 1e7, None, "1", True)),
         *(("top_k", value) for value in (-1, 1.0)),
-        *(("top_p", value) for value in (0.0, 1.1, NAN, -INFINITY)),
+        *(("top_p", value) for value in (-0.1, 1.1, NAN, -INFINITY)),
         *(("min_p", value) for value in (-0.1, 1.1, NAN)),
         *(("repetition_penalty", value) for value in (0.0, 1e-30, 101.0, -1.0, NAN, INFINITY)),
         *(("presence_penalty", value) for value in (-2.1, 2.1, NAN)),
@@ -47,6 +47,7 @@ def test_values_that_make_no_sense_are_refused_by_name(field: str, value: Any) -
 
 
 def test_the_borders_are_allowed() -> None:
+    SamplingParams(top_p=0)
     SamplingParams(
         max_tokens=0,
         temperature=0,

@@ -50,7 +50,7 @@ def _one(logits: torch.Tensor, row: Row, end_ids: tuple[int, ...] = ()) -> Sampl
 def test_temperature_zero_takes_the_lowest_of_the_likeliest() -> None:
     logits = torch.zeros(VOCAB)
     logits[[40, 30, 200]] = 2.0
-    for params in ({"temperature": 0.0}, {"temperature": 1e-9}, {"top_k": 1}):
+    for params in ({"temperature": 0.0}, {"temperature": 1e-9}, {"top_k": 1}, {"top_p": 0}):
         assert _one(logits, _row(**params)).token == 30
 
 
@@ -61,6 +61,8 @@ def test_temperature_zero_takes_the_lowest_of_the_likeliest() -> None:
         {"top_k": 1, "temperature": 0.5},
         {"top_k": 7},
         {"top_k": 300},
+        {"top_p": 0.0},
+        {"top_p": 0.0, "top_k": 7, "min_p": 1.0, "temperature": 2.0},
         {"top_p": 0.01},
         {"top_p": 0.5},
         {"top_p": 0.999},
@@ -95,6 +97,15 @@ def test_of_equally_likely_tokens_the_lowest_are_kept() -> None:
     assert top_k is not None and top_k.tolist() == [100, 0, 1, 2]
     top_p = kept(logits, 100, SamplingParams(top_p=2 / 257))
     assert top_p is not None and top_p.tolist() == [100]
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 4}, {"min_p": 0.1}, {"temperature": 0.01}])
+def test_no_probability_is_reached_by_the_lowest_of_the_likeliest(params: dict[str, Any]) -> None:
+    logits = np.full(VOCAB, -np.inf, dtype=np.float32)
+    logits[[40, 30, 200]] = 2.0
+    logits[5] = 1.9
+    ids = kept(logits, 30, SamplingParams(top_p=0, **params))
+    assert ids is not None and ids.tolist() == [30]
 
 
 def test_a_wide_nucleus_is_found_in_a_flat_row() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.inference.params import SamplingParams
@@ -20,10 +20,15 @@ class ChatCompletions(Endpoint[ChatCompletionBody]):
 
     body_type = ChatCompletionBody
     id_prefix = "chatcmpl"
-    prompt_field = "messages"
 
     def params(self, body: ChatCompletionBody) -> SamplingParams:
         return chat_params(body)
+
+    def field_names(self, body: ChatCompletionBody) -> Mapping[str, str]:
+        names = {"prompt": "messages", "logprobs": "top_logprobs"}
+        if body.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        return names
 
     async def prompts(self, body: ChatCompletionBody, tokenizing: Tokenizing) -> list[PromptTokens]:
         messages = [_for_template(message) for message in body.messages]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,13 @@ class Completions(Endpoint[CompletionBody]):
 
     body_type = CompletionBody
     id_prefix = "cmpl"
-    prompt_field = "prompt"
 
     def params(self, body: CompletionBody) -> SamplingParams:
         refuse_best_of(body.best_of, body.num_choices)
         return completion_params(body)
+
+    def field_names(self, body: CompletionBody) -> Mapping[str, str]:
+        return {"prompt_logprobs": "logprobs"}
 
     async def prompts(self, body: CompletionBody, tokenizing: Tokenizing) -> list[PromptTokens]:
         texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic
 
@@ -29,12 +29,13 @@ class Endpoint(ABC, Generic[BodyT]):
     body_type: ClassVar[type]
     id_prefix: ClassVar[str]
 
-    prompt_field: ClassVar[str]
-    """The field that a refusal of the prompt names."""
-
     @abstractmethod
     def params(self, body: BodyT) -> SamplingParams:
         """Sampling parameters; ConfigError where fields contradict each other."""
+
+    @abstractmethod
+    def field_names(self, body: BodyT) -> Mapping[str, str]:
+        """What a refusal calls the engine's fields that the client knows by other names."""
 
     @abstractmethod
     async def prompts(self, body: BodyT, tokenizing: Tokenizing) -> list[PromptTokens]:

@@ -96,7 +96,7 @@ class Exchange(Response, Generic[BodyT]):
             params,
             card,
             service.limits,
-            endpoint.prompt_field,
+            endpoint.field_names(body),
             seed=origin.seed,
             durable=bool(body.durable),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shoal.config import JournalSettings, LimitSettings
 from shoal.errors import ConfigError
@@ -56,15 +56,17 @@ def make_requests(
     params: SamplingParams,
     card: ModelCard,
     limits: LimitSettings,
-    prompt_field: str,
+    field_names: Mapping[str, str],
     *,
     seed: int,
     durable: bool,
 ) -> tuple[Request, ...]:
     """One request for each prompt; ApiError, status 400, for what no engine could answer.
 
-    Without a seed in ``params`` the prompts draw with ``seed`` and the numbers after it.
+    Without a seed in ``params`` the prompts draw with ``seed`` and the numbers after it. A refusal
+    calls the engine's fields what ``field_names`` says, if they are there.
     """
+    prompt_field = field_names.get("prompt", "prompt")
     requests = []
     for place, prompt in enumerate(prompts):
         _check_length(len(prompt.ids), params.max_tokens, card, limits, prompt_field)
@@ -78,7 +80,7 @@ def make_requests(
         try:
             card.limits.check(request)
         except ConfigError as error:
-            param = prompt_field if error.field == "prompt" else error.field
+            param = field_names.get(error.field, error.field)
             raise from_config_error(error, param) from error
         requests.append(request)
     return tuple(requests)

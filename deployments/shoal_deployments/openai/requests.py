@@ -84,8 +84,8 @@ class GenerationBody(Body):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """1 unless set; 0 takes the likeliest token."""
 
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Keep the fewest likeliest tokens whose probability reaches this."""
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Keep the fewest likeliest tokens whose probability reaches this; 0 keeps the likeliest."""
 
     top_k: Annotated[int, Field(ge=0)] | None = None
     """Keep the k likeliest tokens; 0 keeps all."""

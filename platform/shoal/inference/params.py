@@ -37,7 +37,7 @@ class SamplingParams:
     """Keep the k likeliest tokens, lower ids first among equals; 0 keeps all."""
 
     top_p: float = 1.0
-    """Keep the fewest likeliest tokens whose probability reaches this, in (0, 1]."""
+    """Keep the fewest likeliest tokens whose probability reaches this, in [0, 1]; 0 keeps one."""
 
     min_p: float = 0.0
     """Keep tokens at least this many times as likely as the likeliest, in [0, 1]."""
@@ -86,7 +86,7 @@ class SamplingParams:
             _check_integer("seed", self.seed, 0, MAX_SEED)
         _check_integer("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         _check_number("temperature", self.temperature, 0.0, 1e6)
-        _check_number("top_p", self.top_p, 0.0, 1.0, low_is_open=True)
+        _check_number("top_p", self.top_p, 0.0, 1.0)
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
@@ -131,7 +131,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """Whether the likeliest token is taken, so that nothing is drawn."""
-        return self.temperature < 1e-6 or self.top_k == 1
+        return self.temperature < 1e-6 or self.top_k == 1 or self.top_p == 0
 
     @property
     def changes_logits(self) -> bool:
@@ -157,12 +157,10 @@ def _check_integer(field: str, value: object, low: int, high: int | None) -> Non
         raise ConfigError(field, value, "it is out of range", f"Give a whole number {span}")
 
 
-def _check_number(
-    field: str, value: object, low: float, high: float, *, low_is_open: bool = False
-) -> None:
-    span = f"{'above' if low_is_open else 'from'} {low:g} to {high:g}"
+def _check_number(field: str, value: object, low: float, high: float) -> None:
+    span = f"from {low:g} to {high:g}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(field, value, "it is not a number", f"Give one {span}")
     # NaN fails every comparison, so the test asks what is right rather than what is wrong.
-    if not (low <= value <= high) or (low_is_open and value == low) or not math.isfinite(value):
+    if not low <= value <= high or not math.isfinite(value):
         raise ConfigError(field, value, "it is out of range", f"Give a number {span}")
