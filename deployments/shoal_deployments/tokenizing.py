@@ -34,6 +34,11 @@ class Tokenizing:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
         self._texts = TokenTexts(tokenizer)
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model can be sent chats."""
+        return self._tokenizer.has_chat_template
+
     async def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Ids of each of ``texts``, with the tokenizer's own start token if it has one."""
         return await self.run(sum(map(len, texts)), self._encode, texts)

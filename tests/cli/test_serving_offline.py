@@ -11,6 +11,7 @@ import pytest
 from shoal.cli.sampling import OPTIONS
 from shoal.inference import SamplingParams
 from tests.cli.shell import complaints, shoal, shoal_here
+from tests.data.tiny import write_tokenizer
 from tests.inference.small_models import random_folder
 from tests.models.tiny import TINY
 
@@ -119,6 +120,15 @@ def test_wrong_input_is_one_message(arguments: tuple[str, ...], problem: str, fo
     result = shoal_here(*arguments, cwd=folder.parent)
     assert (result.returncode, result.stdout) == (2, "")
     assert problem in result.stderr and "Traceback" not in result.stderr
+
+
+def test_generate_asks_no_chat_of_a_model_without_a_template(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 1, "vocab_size": 300}
+    random_folder(TINY["qwen3_moe"] | sizes, tmp_path / "model")
+    write_tokenizer(tmp_path / "model", chat_template=None)
+    result = shoal_here("generate", "model", "--prompt", "Hi", "--chat", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "--chat = True: the model has no chat template. Leave it out" in result.stderr
 
 
 def test_certify_proves_a_model(folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from shoal.inference.params import SamplingParams
 from shoal_deployments.openai.answers import Choice
 from shoal_deployments.openai.endpoint import Endpoint, PromptTokens
+from shoal_deployments.openai.errors import ApiError
 from shoal_deployments.openai.logprobs import NameOf, chat_logprobs
 from shoal_deployments.openai.requests import ChatCompletionBody, Message
 from shoal_deployments.openai.sampling import chat_params
@@ -31,6 +32,14 @@ class ChatCompletions(Endpoint[ChatCompletionBody]):
         return names
 
     async def prompts(self, body: ChatCompletionBody, tokenizing: Tokenizing) -> list[PromptTokens]:
+        if not tokenizing.has_chat_template:
+            raise ApiError(
+                400,
+                "messages: this model has no chat template. Use /v1/completions, or add "
+                "chat_template.jinja to the model's folder and start the server again.",
+                param="messages",
+                code="no_chat_template",
+            )
         messages = [_for_template(message) for message in body.messages]
         return [PromptTokens(ids=await tokenizing.encode_chat(messages))]
 

@@ -39,7 +39,7 @@ class Endpoint(ABC, Generic[BodyT]):
 
     @abstractmethod
     async def prompts(self, body: BodyT, tokenizing: Tokenizing) -> list[PromptTokens]:
-        """The prompts as tokens; ConfigError where there is no way to make them."""
+        """The prompts as tokens; ConfigError or ApiError where there is no way to make them."""
 
     @abstractmethod
     async def writer(

@@ -51,6 +51,10 @@ def generate(
     params = SamplingParams(**{"max_tokens": _MAX_TOKENS, **sampling})
     use_threads(threads)
     tokenizer = served_tokenizer(model)
+    if chat and not tokenizer.has_chat_template:
+        problem = "the model has no chat template"
+        remedy = "Leave it out, or add chat_template.jinja to the model's folder"
+        raise ConfigError("--chat", chat, problem, remedy)
     if chat:
         tokens = tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
     else:

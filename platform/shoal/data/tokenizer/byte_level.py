@@ -21,6 +21,7 @@ class ByteTokenizer:
     vocab_size = 257
     end_of_text = END_OF_TEXT
     fingerprint = "bytes-1"
+    has_chat_template = True
 
     def encode(self, text: str) -> list[int]:
         """Bytes of ``text``."""

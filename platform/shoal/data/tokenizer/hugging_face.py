@@ -105,6 +105,11 @@ class HFTokenizer:
         decisive = (files.definition, files.special_tokens, files.chat_template)
         return hashlib.sha256(repr(decisive).encode("utf-8", "surrogatepass")).hexdigest()
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the folder has one."""
+        return self._template is not None
+
     def encode(self, text: str) -> list[int]:
         """Ids of ``text`` alone, no start token and no end-of-text added."""
         return self._encode(text, add_special_tokens=False)
@@ -160,7 +165,7 @@ class HFTokenizer:
             raise ConfigError(
                 self._field,
                 self.name,
-                "the data holds chat messages and this tokenizer has no chat template",
+                "there are chats to tokenize, and it has no chat template",
                 "Add chat_template.jinja to its folder, or give text instead of messages",
             )
         return self._template

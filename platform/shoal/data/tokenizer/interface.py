@@ -46,6 +46,11 @@ class Tokenizer(Protocol):
         """Equal for two tokenizers only if they give the same tokens for every text and chat."""
         ...
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chats can be tokenized; without one, ConfigError says that it is missing."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Ids of ``text`` alone; a special token spelled out in it becomes that token."""
         ...
