@@ -1,4 +1,5 @@
 # Each command does everything, set-up included: `make demo`, `make serve`, `make test`.
+# `make setup` does the set-up alone.
 # They need Python >= 3.11 and nothing that compiles.
 
 PYTHON ?= python3
@@ -12,10 +13,10 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-full bench bench-engine bench-serve bench-checkpoint storm-serve fuzz-serve storm-train lint format docs clean
+.PHONY: help setup demo serve test test-full bench bench-engine bench-serve bench-checkpoint storm-serve fuzz-serve storm-train lint format docs clean
 
 help:  ## list the commands
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
 $(READY): pyproject.toml requirements/constraints.txt requirements/demo.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -27,6 +28,8 @@ $(READY): pyproject.toml requirements/constraints.txt requirements/demo.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps \
 	    --requirement requirements/demo.txt
 	@touch $@
+
+setup: $(READY)  ## make the environment in .venv
 
 demo: $(READY)  ## fine-tune SmolLM2-135M on this machine, export it, serve it, ask it
 	$(RUN) examples/demo.py --fresh --steps $(DEMO_STEPS)
@@ -42,11 +45,11 @@ serve: $(READY) $(filter runs/input/smollm2,$(MODEL))  ## serve the demo's model
 TEST := $(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test: export OMP_NUM_THREADS = 1
-test: $(READY)  ## run every test
+test: $(READY)  ## run the tests
 	$(TEST)
 
 test-full: export OMP_NUM_THREADS = 1
-test-full: $(READY)  ## run every test, and those that take long or eight ranks
+test-full: $(READY)  ## run the tests, and those that take long or eight ranks
 	$(TEST) -m "full or not full"
 
 bench: $(READY)  ## training step side by side with torch FSDP2

@@ -22,6 +22,6 @@ def serve(
     ],
     overrides: Overrides = None,
 ) -> None:
-    """Serve a model under OpenAI's paths; starts a local Ray where no cluster is given."""
+    """Serve OpenAI's endpoints, on a Ray of its own unless RAY_ADDRESS names a cluster."""
     config = load_serve_config(model, list(overrides or ()))
     raise typer.Exit(resolve("shoal_deployments.serving:run")(config))

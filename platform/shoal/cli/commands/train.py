@@ -23,7 +23,7 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train under Ray Train; starts a local Ray where no cluster is given."""
+    """Train under Ray Train, on a Ray of its own unless RAY_ADDRESS names a cluster."""
     laid_over = list(overrides or ())
     if resume is not None:
         # In quotes, so that a folder whose name looks like a number stays text.
