@@ -32,6 +32,12 @@ def output(name: str, token: int, *, choice: int = 0, ends: bool = False) -> Out
     )
 
 
+def failed(name: str, *, choice: int = 0) -> Output:
+    return Output(
+        request_id=name, choice=choice, finish_reason="error", error="MemoryError: scripted"
+    )
+
+
 @pytest.mark.parametrize("num_frontends", [1, 4])
 @pytest.mark.parametrize("kind", ["different", "alike", "one long beginning"])
 def test_a_burst_is_spread_over_the_engines(
@@ -136,6 +142,49 @@ def test_what_nobody_can_go_on_with_fails_at_once(
 
     others = {"no other": (), "other kernels": ("two",), "full": ("one",)}[why]
     play(monkeypatch, scene, "one", *others)
+
+
+@pytest.mark.parametrize("had", [1, 3], ids=["a later token", "an earlier token"])
+def test_an_error_at_the_second_engine_is_told_whatever_came_before(
+    monkeypatch: pytest.MonkeyPatch, had: int
+) -> None:
+    """It comes in the place of a token that the client has, or has not."""
+
+    async def scene(engines: Engines, actors: Sequence[Actor]) -> None:
+        mailbox = Mailbox(1000)
+        await engines.submit([asked("r", n=2)], mailbox)
+        for token in range(had):
+            engines.on_outputs(0, [output("r", token)])
+        engines.on_outputs(0, [output("r", 7, choice=1, ends=True)])
+        await mailbox.take()
+        lose(engines, 0)
+        await settle()
+        engines.on_outputs(1, [output("r", 0), failed("r", choice=1)])  # one that has ended
+        assert engines._held.by_id.keys() == {"r"}
+        engines.on_outputs(1, [failed("r")])
+        assert engines._held.by_id == {}
+        assert await mailbox.take() == [failed("r")]
+
+    play(monkeypatch, scene, "one", "one")
+
+
+def test_an_end_before_what_the_client_has_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an engine that had less memory, where no ``max_tokens`` was set."""
+
+    async def scene(engines: Engines, actors: Sequence[Actor]) -> None:
+        mailbox = Mailbox(1000)
+        await engines.submit([asked("r")], mailbox)
+        engines.on_outputs(0, [output("r", 5), output("r", 6), output("r", 7)])
+        await mailbox.take()
+        lose(engines, 0)
+        await settle()
+        engines.on_outputs(1, [output("r", 5), output("r", 6, ends=True)])
+        assert engines._held.by_id == {}
+        [last] = await mailbox.take()
+        assert (last.finish_reason, last.token_ids) == ("error", ())
+        assert last.error is not None and "ended it before" in last.error
+
+    play(monkeypatch, scene, "one", "one")
 
 
 def test_nothing_is_held_of_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,9 @@ def outputs(*tokens: int, choice: int = 0, ends: bool = False) -> list[Output]:
     ]
 
 
+FAILURE = Output(request_id="r", choice=0, finish_reason="error", error="MemoryError: scripted")
+
+
 async def tokens_of(mailbox: Mailbox) -> list[int]:
     return [token for each in await mailbox.take() for token in each.token_ids]
 
@@ -177,6 +180,50 @@ def test_who_comes_back_and_ends_the_answer_has_it_given_up_by_who_is_asked(
         await settle()
         assert await tokens_of(mailbox) == [5]
         assert (actors[0].aborted, actors[1].aborted) == ([], ["r"])
+
+    play(monkeypatch, scene, "one", "one")
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_where_one_of_two_fails_the_other_goes_on(
+    monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    """Whether it was ahead or not; and the one that failed is told to leave the other choice."""
+
+    async def scene(engines: Engines, actors: Sequence[Actor], mailbox: Mailbox) -> None:
+        slow = Slow()
+        monkeypatch.setattr(actors[1], "submit", slow)
+        await engines.submit([asked("r", n=2)], mailbox)
+        engines.on_outputs(0, outputs(5, 6))
+        await stand_still(engines, 0)
+        come_back(engines, 0)
+        engines.on_outputs(1, outputs(5, 6, 7))
+        engines.on_outputs(place, [FAILURE])
+        engines.on_outputs(place, outputs(99, choice=1))  # was on its way
+        await slow.answer(None)
+        assert actors[place].aborted == ["r"]
+        other = 1 - place
+        if other == 0:
+            engines.on_outputs(other, outputs(7))
+        engines.on_outputs(other, [*outputs(8, ends=True), *outputs(1, 2, choice=1, ends=True)])
+        assert await tokens_of(mailbox) == [5, 6, 7, 8, 1, 2]
+        assert actors[other].aborted == []
+
+    play(monkeypatch, scene, "one", "one")
+
+
+def test_what_failed_at_one_and_is_refused_by_the_other_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(engines: Engines, actors: Sequence[Actor], mailbox: Mailbox) -> None:
+        slow = Slow()
+        monkeypatch.setattr(actors[1], "submit", slow)
+        await engines.submit([asked("r")], mailbox)
+        await stand_still(engines, 0)
+        engines.on_outputs(0, [FAILURE])
+        await slow.answer(Overloaded("Full."))
+        with pytest.raises(EngineFailed, match="MemoryError: scripted"):
+            await mailbox.take()
 
     play(monkeypatch, scene, "one", "one")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,13 @@ from dataclasses import dataclass, field
 from shoal.inference.protocol import Output
 from shoal.inference.request import Request
 from shoal_deployments.mailbox import Mailbox
+
+logger = logging.getLogger(__name__)
+
+_OTHER_END = (
+    "The engine that computed the answer was lost, and the one that went on with it ended it "
+    "before the place it had reached."
+)
 
 IdsByPlace = dict[int, list[str]]
 """Ids of requests, by the place of an engine that has them."""
@@ -22,7 +30,7 @@ class Held:
     mailbox: Mailbox
     place: int
     """The engine that has it."""
-    num_missing: int
+    missing: set[int]
     """Choices that have not ended."""
     is_taken: bool = False
     """Whether the engine that has it first has said so."""
@@ -36,17 +44,37 @@ class Held:
     """Outputs that came, by choice, for each engine that may compute it: the one that has it unless
     that was lost, and the one that is asked to take it."""
     told_off: set[int]
-    """Engines that were told to leave it alone before they had taken it. They may have that in mind
-    for ever, so none of them is asked again."""
+    """Engines that failed at it, or were told to leave it alone before they had taken it. They may
+    have that in mind for ever, so none of them is asked again."""
+    failure: str | None = None
+    """What failed where another engine had it as well."""
 
-    def is_new(self, place: int, output: Output) -> bool:
-        """Whether ``output``, the next of its choice there, was not handed on before; counts it."""
+    def news(self, place: int, output: Output) -> Output | None:
+        """What ``output``, the next of its choice there, tells that was not told before; counts it.
+
+        The end of a choice that has not ended is news wherever it comes: nothing follows it. One
+        that comes where only a repeat was due is no end of this answer, so it becomes an error.
+        """
         came = self.came[place]
         came[output.choice] += 1
-        if came[output.choice] <= self.received[output.choice]:
-            return False
-        self.received[output.choice] += 1
-        return True
+        if output.choice not in self.missing:
+            return None
+        if came[output.choice] > self.received[output.choice] or output.finish_reason == "error":
+            return output
+        if output.finish_reason is None:
+            return None
+        return Output(
+            request_id=output.request_id,
+            choice=output.choice,
+            finish_reason="error",
+            error=_OTHER_END,
+        )
+
+    def count(self, news: Output) -> None:
+        """Note that ``news`` are handed on."""
+        self.received[news.choice] += 1
+        if news.finish_reason is not None:
+            self.missing.remove(news.choice)
 
 
 class HeldRequests:
@@ -64,7 +92,7 @@ class HeldRequests:
                 request=request,
                 mailbox=mailbox,
                 place=place,
-                num_missing=request.params.n,
+                missing=set(range(request.params.n)),
                 came={place: Counter()},
                 told_off=set(told_off),
             )
@@ -89,19 +117,30 @@ class HeldRequests:
     def hand_on(self, place: int, outputs: Sequence[Output]) -> IdsByPlace:
         """Give the outputs of a step at ``place`` to those who wait for them.
 
-        What has ended by it is dropped; the result is that which other engines may still be at.
+        What has ended by it is dropped, and what failed there goes on elsewhere if another engine
+        has it as well; the result is that which engines may still be at, and nobody needs.
         """
         by_mailbox: dict[Mailbox, list[Output]] = {}
         left: IdsByPlace = {}
         for output in outputs:
             held = self.by_id.get(output.request_id)
             if held is None or place not in held.came:
-                continue  # aborted meanwhile
-            if not held.is_new(place, output):
+                continue  # aborted meanwhile, or it has failed there
+            news = held.news(place, output)
+            if news is None:
                 continue
-            by_mailbox.setdefault(held.mailbox, []).append(output)
-            held.num_missing -= output.finish_reason is not None
-            if held.num_missing == 0:
+            if news.finish_reason == "error" and len(held.came) > 1:
+                logger.warning(
+                    "engine %d failed at what another one has too: %s", place, news.error
+                )
+                del held.came[place]
+                held.told_off.add(place)
+                held.failure = news.error
+                left.setdefault(place, []).append(output.request_id)
+                continue
+            by_mailbox.setdefault(held.mailbox, []).append(news)
+            held.count(news)
+            if not held.missing:
                 del self.by_id[output.request_id]
                 for other in held.came.keys() - {place}:
                     left.setdefault(other, []).append(output.request_id)
@@ -111,4 +150,4 @@ class HeldRequests:
 
     def num_choices(self, place: int) -> int:
         """Choices that the engine at ``place`` may be at."""
-        return sum(held.num_missing for held in self.by_id.values() if place in held.came)
+        return sum(len(held.missing) for held in self.by_id.values() if place in held.came)

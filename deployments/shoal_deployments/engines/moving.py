@@ -5,7 +5,8 @@ same fingerprint computes the answer again from the start, and what the client h
 out. That happens once for a request: one that was there at two losses may be their cause.
 
 An engine that stands still is left in the same way, but it may come back. Until another one has
-taken a request it stays where it is as well, and whatever either gives first is handed on.
+taken a request it stays where it is as well, and whatever either gives first is handed on; where
+one of the two fails at it, the other goes on.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Mover:
             break  # if it is not, that one was lost as well
         held.is_moving = False
         if self._held.is_wanted(held) and held.place not in held.came:
-            self._give_up(held, EngineFailed(_LOST))
+            self._give_up(held, EngineFailed(held.failure or _LOST))
 
     async def _ask(self, held: Held, place: int) -> bool:
         """Whether the engine at ``place`` goes on with what another one has, or had."""
