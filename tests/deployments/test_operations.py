@@ -85,10 +85,32 @@ def test_metrics_count_answers_and_tokens(served: Served) -> None:
 
 def test_lost_engines_are_told_in_openai_form(served: Served) -> None:
     served.engine.refusal = EngineUnavailable("All engines are lost.")
-    for path in ("/stats", "/metrics"):
-        answer = served.http.get(path)
-        assert answer.status_code == 503
-        assert answer.json()["error"]["message"] == "All engines are lost."
+    answer = served.http.get("/stats")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["message"] == "All engines are lost."
+    served.engine.refusal = None
+
+
+def test_metrics_tell_of_an_outage(served: Served) -> None:
+    """Without engines a scrape gets what the frontend counts itself, refusals among it."""
+    served.engine.refusal = EngineUnavailable("All engines are lost.")
+    assert served.complete().status_code == 503
+    answer = served.http.get("/metrics")
+    assert answer.status_code == 200
+    samples = [
+        sample
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    ]
+    [refused] = [
+        sample
+        for sample in samples
+        if sample.name == "shoal_http_requests_total"
+        and (sample.labels["path"], sample.labels["status"]) == ("/v1/completions", "503")
+    ]
+    assert refused.value >= 1
+    assert "shoal_requests_held" in {sample.name for sample in samples}
+    assert not any("shoal_engine_" in sample.name for sample in samples)
     served.engine.refusal = None
 
 
