@@ -163,7 +163,7 @@ class World:
         holders = Counter(block for each in sequences for block in each.blocks)
         pool = self.scheduler.pool
         for block in range(pool.num_blocks):
-            assert pool.num_holders(block) == holders[block], f"block {block} leaked or lost"
+            assert pool._holders[block] == holders[block], f"block {block} leaked or lost"
         assert len(holders) + pool.num_available == pool.num_blocks
         for each in sequences:
             self._check_sequence(each)

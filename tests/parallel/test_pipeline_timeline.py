@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from shoal.parallel.pipeline import Action, ActionKind, Stages, actions_of, make_timeline
+from shoal.parallel.pipeline import Action, Deed, Stages, actions_of, make_timeline
 from shoal.parallel.pipeline.timeline import (
     Direction,
     before_backwards,
@@ -55,20 +55,20 @@ class _Simulator:
         """Whether the action could be done."""
         assert self.stages.stage_of(action.chunk) == stage
         message = (action.microbatch, action.chunk)
-        match action.kind:
-            case ActionKind.FORWARD:
+        match action.deed:
+            case Deed.FORWARD:
                 return self._forward(stage, message)
-            case ActionKind.BACKWARD:
+            case Deed.BACKWARD:
                 return self._backward(stage, message)
-            case ActionKind.SEND_ACTIVATION:
+            case Deed.SEND_ACTIVATION:
                 assert message in self.forward
                 self._send("activation", message, self._next(message, 1))
-            case ActionKind.SEND_GRADIENT:
+            case Deed.SEND_GRADIENT:
                 assert message in self.backward
                 self._send("gradient", message, self._next(message, -1))
-            case ActionKind.RECEIVE_ACTIVATION:
+            case Deed.RECEIVE_ACTIVATION:
                 self._receive("activation", self._next(message, -1), message)
-            case ActionKind.RECEIVE_GRADIENT:
+            case Deed.RECEIVE_GRADIENT:
                 self._receive("gradient", self._next(message, 1), message)
         return True
 

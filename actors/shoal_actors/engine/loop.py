@@ -68,11 +68,6 @@ class EngineLoop:
         began = self._turn_began
         return 0.0 if began is None else self._clock() - began
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether requests are taken and steps computed."""
-        return self._failure is None and self._thread.is_alive()
-
     def submit(self, submissions: Sequence[Submission]) -> Future[None]:
         """Add all of ``submissions``, or none and raise why: ConfigError, Overloaded."""
         taken: Future[None] = Future()

@@ -74,7 +74,9 @@ class WeightBuffers:
         everywhere = tuple(Replicate() for _ in placements.axes)
 
         def buffer(kinds: tuple[Placement, ...], dtype: torch.dtype, memory: Memory) -> FlatBuffer:
-            return FlatBuffer.allocate(layout, grid, kinds, dtype, memory.allocate)
+            start, stop = run_of(layout, grid, kinds)
+            data = memory.allocate(stop - start, dtype)
+            return FlatBuffer(layout=layout, grid=grid, placements=kinds, data=data)
 
         def run(kinds: tuple[Placement, ...]) -> tuple[int, int]:
             return run_of(layout, grid, kinds)
@@ -124,10 +126,10 @@ class WeightBuffers:
         if self._stale:
             self._stale = False
             if not self.aliased:
-                yield from move(self.main, self.model)
+                yield from move(self.main, self.model, reduce_dtype=self.main.data.dtype)
         if not self.stays_whole:
             self._memory.restore(self.whole.data)
-            yield from move(self.model, self.whole)
+            yield from move(self.model, self.whole, reduce_dtype=self.model.data.dtype)
 
     def turn(self, use: Use) -> None:
         """See ``Weights``."""

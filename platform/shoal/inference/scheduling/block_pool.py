@@ -46,10 +46,6 @@ class BlockPool:
         """Blocks that ``allocate`` can give: free and cached ones."""
         return len(self._free) + self._num_cached
 
-    def num_holders(self, block: int) -> int:
-        """How many hold ``block``."""
-        return self._holders[block]
-
     def is_named(self, block: int) -> bool:
         """Whether ``block`` can be found."""
         return self._names[block] is not None

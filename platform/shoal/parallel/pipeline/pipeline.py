@@ -9,7 +9,7 @@ import torch
 
 from shoal.fsdp import Schedule, ShardedParameter, microbatch
 from shoal.fsdp.group import group_of
-from shoal.parallel.pipeline.actions import Action, ActionKind, actions_of
+from shoal.parallel.pipeline.actions import Action, Deed, actions_of
 from shoal.parallel.pipeline.links import Boundary, Cargo, Links, Receipt
 from shoal.parallel.pipeline.stages import Stages
 from shoal.parallel.pipeline.timeline import make_timeline
@@ -100,22 +100,22 @@ class _Step:
     def act(self, action: Action) -> None:
         """Do one thing."""
         number, chunk = action.microbatch, action.chunk
-        match action.kind:
-            case ActionKind.FORWARD:
+        match action.deed:
+            case Deed.FORWARD:
                 self._forward(number, chunk)
-            case ActionKind.BACKWARD:
+            case Deed.BACKWARD:
                 self._backward(number, chunk)
-            case ActionKind.RECEIVE_ACTIVATION:
+            case Deed.RECEIVE_ACTIVATION:
                 boundary = self._chunks[chunk].boundary(number)
                 self._receive(Cargo.ACTIVATION, number, chunk - 1, chunk, boundary)
-            case ActionKind.SEND_ACTIVATION:
+            case Deed.SEND_ACTIVATION:
                 _, outputs = self._in_flight[number, chunk]
                 self._send(Cargo.ACTIVATION, chunk, chunk + 1, outputs)
-            case ActionKind.RECEIVE_GRADIENT:
+            case Deed.RECEIVE_GRADIENT:
                 boundary = self._chunks[chunk].boundary(number)
                 gradients = [part for part in boundary if part.has_gradient]
                 self._receive(Cargo.GRADIENT, number, chunk + 1, chunk, gradients)
-            case ActionKind.SEND_GRADIENT:
+            case Deed.SEND_GRADIENT:
                 self._send(Cargo.GRADIENT, chunk, chunk - 1, self._gradients)
 
     def _forward(self, number: int, chunk: int) -> None:
