@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from shoal.fsdp.communicator import Communicator
-from shoal.fsdp.gloo import _Deed
+from shoal.fsdp.gloo import _PendingWork
 from shoal.fsdp.reduction import Reduction
 from shoal.fsdp.transport import Transport, communicator_for
 from tests.ranks import RankPool
@@ -206,7 +206,7 @@ def _ask_under_a_profiler() -> int:
     ):
         for _ in range(rounds):
             pending = communicator.all_gather(output, shard)
-            assert isinstance(pending, _Deed)
+            assert isinstance(pending, _PendingWork)
             while not pending.arrived:
                 pass
             pending.wait()

@@ -106,7 +106,7 @@ def _adapters() -> None:
             alone.step()
         assert_same_weights(model, reference, 1e-5, 1e-6)
         assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
-        reductions = sum(c.deed != "all_gather" for c in sharded.ledger.collectives)
+        reductions = sum(c.operation != "all_gather" for c in sharded.ledger.collectives)
         assert reductions == 3 * 4, "frozen groups are not reduced"
 
 

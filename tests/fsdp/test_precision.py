@@ -65,7 +65,7 @@ def _what_travels() -> None:
     model = build().to(BF16)
     sharded = shard(model, mesh, placements_on(mesh, P, P))
     loss_of(model, batch(0, 0, rank)).backward()
-    travelled = {(c.deed, c.dtype) for c in sharded.ledger.collectives}
+    travelled = {(c.operation, c.dtype) for c in sharded.ledger.collectives}
     assert travelled == {("all_gather", BF16), ("reduce_scatter", BF16)}
 
     gradients = []
@@ -197,7 +197,7 @@ def _several_formats() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
         fully_shard_optimizer(optimizer)
         model(values[rank]).square().mean().backward()
-        assert {c.dtype for c in sharded.ledger.collectives if c.deed != "all_gather"} == {
+        assert {c.dtype for c in sharded.ledger.collectives if c.operation != "all_gather"} == {
             BF16,
             torch.float32,
         }

@@ -120,7 +120,7 @@ def _gathered(sharded: Sharded) -> dict[torch.dtype, int]:
     """Bytes that the last step gathered, by format."""
     found = {torch.uint8: 0, torch.bfloat16: 0}
     for call in sharded.ledger.collectives:
-        if call.deed == "all_gather":
+        if call.operation == "all_gather":
             found[call.dtype] += call.nbytes
     return found
 

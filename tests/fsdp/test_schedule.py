@@ -51,7 +51,8 @@ def _collectives(shape: tuple[int, ...], outer: Level, inner: Level) -> Counter[
     optimizer.step()
     inner_ranks = tuple(dist.get_process_group_ranks(mesh.get_group(mesh.ndim - 1)))
     return Counter(
-        (c.deed, "inner" if c.ranks == inner_ranks else "outer") for c in sharded.ledger.collectives
+        (c.operation, "inner" if c.ranks == inner_ranks else "outer")
+        for c in sharded.ledger.collectives
     )
 
 
@@ -72,7 +73,7 @@ def _collectives(shape: tuple[int, ...], outer: Level, inner: Level) -> Counter[
 )
 def test_collectives_of_one_axis(ranks: RankPool, level: Level, expected: dict[str, int]) -> None:
     for counts in ranks.run(2, _collectives, (2,), level, level):
-        assert counts == {(deed, "inner"): count for deed, count in expected.items()}
+        assert counts == {(operation, "inner"): count for operation, count in expected.items()}
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def _gathered() -> list[str]:
     sharded.ledger.clear()
     root(torch.ones(2, 4)).sum().backward()
     names = {4 * numel: name for name, numel in NUMELS.items()}
-    return [names[c.nbytes] for c in sharded.ledger.collectives if c.deed == "all_gather"]
+    return [names[c.nbytes] for c in sharded.ledger.collectives if c.operation == "all_gather"]
 
 
 def test_units_are_gathered_one_ahead_in_order(ranks: RankPool) -> None:

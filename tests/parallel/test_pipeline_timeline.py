@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from shoal.parallel.pipeline import Action, Deed, Stages, actions_of, make_timeline
+from shoal.parallel.pipeline import Action, ActionKind, Stages, actions_of, make_timeline
 from shoal.parallel.pipeline.timeline import (
     Direction,
     before_backwards,
@@ -55,20 +55,20 @@ class _Simulator:
         """Whether the action could be done."""
         assert self.stages.stage_of(action.chunk) == stage
         message = (action.microbatch, action.chunk)
-        match action.deed:
-            case Deed.FORWARD:
+        match action.kind:
+            case ActionKind.FORWARD:
                 return self._forward(stage, message)
-            case Deed.BACKWARD:
+            case ActionKind.BACKWARD:
                 return self._backward(stage, message)
-            case Deed.SEND_ACTIVATION:
+            case ActionKind.SEND_ACTIVATION:
                 assert message in self.forward
                 self._send("activation", message, self._next(message, 1))
-            case Deed.SEND_GRADIENT:
+            case ActionKind.SEND_GRADIENT:
                 assert message in self.backward
                 self._send("gradient", message, self._next(message, -1))
-            case Deed.RECEIVE_ACTIVATION:
+            case ActionKind.RECEIVE_ACTIVATION:
                 self._receive("activation", self._next(message, -1), message)
-            case Deed.RECEIVE_GRADIENT:
+            case ActionKind.RECEIVE_GRADIENT:
                 self._receive("gradient", self._next(message, 1), message)
         return True
 

@@ -35,7 +35,7 @@ def calls_of(ledger: Ledger) -> Calls:
     for collective in ledger.collectives:
         if collective.dtype is torch.float64:
             continue
-        key = (collective.deed, collective.ranks)
+        key = (collective.operation, collective.ranks)
         count, nbytes = calls.get(key, (0, 0))
         calls[key] = (count + 1, nbytes + collective.nbytes)
     return calls
@@ -143,7 +143,7 @@ def planned_calls(plan: Plan, rank: int) -> Calls:
     for traffic in plan.traffic:
         stream = traffic.stream
         if stream.stage == stage:
-            key = stream.deed, _members(plan.topology, stream.layers, stream.axis, rank)
+            key = stream.operation, _members(plan.topology, stream.layers, stream.axis, rank)
             counts[key] += traffic.count
             payloads[key] += traffic.payload_bytes
     return {key: (counts[key], payloads[key]) for key in counts}

@@ -86,7 +86,7 @@ def _weights(plan: Plan) -> int:
     return sum(
         traffic.payload_bytes
         for traffic in plan.traffic
-        if traffic.stream.what == "weights" and traffic.stream.deed == "all_gather"
+        if traffic.stream.what == "weights" and traffic.stream.operation == "all_gather"
     )
 
 

@@ -95,9 +95,9 @@ def test_json_holds_the_whole_plan() -> None:
         assert row["peak_bytes"] == sum(row["bytes"].values())
         assert row["at_rest_bytes"] == sum(row["bytes"][kind] for kind in made["at_rest_kinds"])
     for row, traffic in zip(made["collectives"], plan.traffic, strict=True):
-        assert (row["deed"], row["count"]) == (traffic.stream.deed, traffic.count)
+        assert (row["operation"], row["count"]) == (traffic.stream.operation, traffic.count)
         share = (row["group_size"] - 1) / row["group_size"]
-        passes = 2 if row["deed"] == "all_reduce" else 1
+        passes = 2 if row["operation"] == "all_reduce" else 1
         assert row["sent_bytes"] == pytest.approx(passes * share * row["payload_bytes"], abs=1)
 
 

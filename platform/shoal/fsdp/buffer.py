@@ -10,8 +10,9 @@ A buffer moves along several axes in one go, each collective working on contiguo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 
@@ -47,6 +48,20 @@ class FlatBuffer:
             raise ValueError(f"the run has {stop - start} elements, the data {self.data.shape}")
         object.__setattr__(self, "start", start)
         object.__setattr__(self, "stop", stop)
+
+    @classmethod
+    def allocate(
+        cls,
+        layout: GlobalLayout,
+        grid: Grid,
+        placements: tuple[Placement, ...],
+        dtype: torch.dtype,
+        memory: Callable[[int, torch.dtype], torch.Tensor],
+    ) -> Self:
+        """A buffer of undefined contents, from ``allocate`` or ``lend`` of a ``Memory``."""
+        start, stop = run_of(layout, grid, placements)
+        data = memory(stop - start, dtype)
+        return cls(layout=layout, grid=grid, placements=placements, data=data)
 
     @property
     def nbytes(self) -> int:
@@ -90,8 +105,8 @@ class FlatBuffer:
         elif out.dtype != self.data.dtype or out.device != self.data.device:
             raise ValueError(f"out is {out.dtype} on {out.device}, not as the buffer")
         result = FlatBuffer(layout=self.layout, grid=self.grid, placements=target, data=out)
-        reduce_dtype = torch.promote_types(self.data.dtype, torch.float32)
-        for pending in move(self, result, reduce_dtype=reduce_dtype):
+        in_fp32 = Reduction(accumulate_dtype=torch.promote_types(self.data.dtype, torch.float32))
+        for pending in move(self, result, in_fp32):
             pending.wait()
         return result
 
@@ -103,12 +118,7 @@ def run_of(layout: GlobalLayout, grid: Grid, placements: Sequence[Placement]) ->
 
 
 def move(
-    source: FlatBuffer,
-    target: FlatBuffer,
-    *,
-    reduce_dtype: torch.dtype,
-    divisor: float = 1.0,
-    add: bool = False,
+    source: FlatBuffer, target: FlatBuffer, reduction: Reduction | None = None
 ) -> Iterator[Pending]:
     """Bring the values of ``source`` into ``target``; yields each collective once it is issued.
 
@@ -117,14 +127,15 @@ def move(
     one host may share that memory and still read from it.
 
     Args:
-        reduce_dtype: Sums over ranks are taken in it.
-        divisor: The values are divided by it, once.
-        add: Add to ``target`` instead of overwriting it; not together with a gather.
+        reduction: How the values become those of ``target``: partial sums are taken, and the values
+            divided once, as it says; it adds to ``target`` only without a gather. By default sums
+            are taken in the dtype of ``source``, and nothing is divided or added.
     """
+    reduction = reduction or Reduction(accumulate_dtype=source.data.dtype)
     moves = _Moves(source, target.placements)
     grid, kinds, data = source.grid, source.placements, source.data
     del source  # its memory is free as soon as the first collective is over
-    scale = divisor
+    divisor = reduction.divisor
     for axis in moves.inwards:
         before, start = kinds[axis], moves.run[0]
         moves.sharded[axis] = isinstance(target.placements[axis], Shard)
@@ -132,19 +143,23 @@ def move(
             data = data.narrow(0, moves.run[0] - start, moves.numel)
             continue
         to_target = axis == moves.inwards[-1] and not moves.gathers
-        output = target.data if to_target else data.new_empty(moves.numel, dtype=reduce_dtype)
+        output = (
+            target.data
+            if to_target
+            else data.new_empty(moves.numel, dtype=reduction.accumulate_dtype)
+        )
         communicator = grid.communicators[axis]
         reduce = communicator.reduce_scatter if moves.sharded[axis] else communicator.all_reduce
         yield reduce(
             output,
             data,
-            Reduction(
-                accumulate_dtype=reduce_dtype,
-                divisor=scale * (communicator.size if before.op == "avg" else 1),
-                add=add and to_target,
+            replace(
+                reduction,
+                divisor=divisor * (communicator.size if before.op == "avg" else 1),
+                add=reduction.add and to_target,
             ),
         )
-        data, scale = output, 1.0
+        data, divisor = output, 1.0
     for position, axis in enumerate(moves.gathers):
         if data.dtype != target.data.dtype:
             data = data.to(target.data.dtype)
@@ -153,8 +168,8 @@ def move(
         output = target.data if to_target else data.new_empty(moves.numel)
         yield grid.communicators[axis].all_gather(output, data)
         data = output
-    if data is not target.data or scale != 1.0:
-        _write(target.data, data, scale, reduce_dtype, add)
+    if data is not target.data or divisor != 1.0:
+        _write(target.data, data, replace(reduction, divisor=divisor))
 
 
 class _Moves:
@@ -201,12 +216,10 @@ class _Moves:
         return stop - start
 
 
-def _write(
-    target: torch.Tensor, data: torch.Tensor, divisor: float, dtype: torch.dtype, add: bool
-) -> None:
-    if divisor != 1.0:
-        data = data.to(dtype) / divisor
-    if add:
+def _write(target: torch.Tensor, data: torch.Tensor, reduction: Reduction) -> None:
+    if reduction.divisor != 1.0:
+        data = data.to(reduction.accumulate_dtype) / reduction.divisor
+    if reduction.add:
         target.add_(data)
     elif target.data_ptr() != data.data_ptr():
         target.copy_(data)

@@ -47,7 +47,7 @@ def finish_work(work: Work) -> None:
         ) from error
 
 
-class _Deed:
+class _PendingWork:
     """A collective under way and what this rank does once it is complete."""
 
     def __init__(self, work: Work, finish: Callable[[], None] | None = None) -> None:
@@ -103,7 +103,7 @@ class GlooCommunicator(LocalMemory):
             output.detach().copy_(shard.detach())
             return Done()
         self._settle()
-        return _Deed(self._gather(output, shard))
+        return _PendingWork(self._gather(output, shard))
 
     def reduce_scatter(
         self, output: torch.Tensor, partial: torch.Tensor, reduction: Reduction
@@ -128,7 +128,7 @@ class GlooCommunicator(LocalMemory):
             return self._unfinished
         received = partial.new_empty(self._size * partial.numel())
         work = self._gather(received, partial)
-        return _Deed(work, lambda: reduction.into(output, received.chunk(self._size)))
+        return _PendingWork(work, lambda: reduction.into(output, received.chunk(self._size)))
 
     def all_to_all(self, output: torch.Tensor, source: torch.Tensor, *, counts: Counts) -> Pending:
         """See ``Communicator``."""
@@ -137,7 +137,7 @@ class GlooCommunicator(LocalMemory):
             return Done()
         self._settle()
         received, sent = [row[self._rank] for row in counts], list(counts[self._rank])
-        return _Deed(self._group.alltoall_base(output, source, received, sent))
+        return _PendingWork(self._group.alltoall_base(output, source, received, sent))
 
     def advance(self) -> bool:
         """Start the second stage of an all-reduce once the first is over; see ``Owing``."""
@@ -148,10 +148,12 @@ class GlooCommunicator(LocalMemory):
     def _gather(self, output: torch.Tensor, shard: torch.Tensor) -> Work:
         return self._group._allgather_base(output, shard)
 
-    def _scatter(self, output: torch.Tensor, partial: torch.Tensor, reduction: Reduction) -> _Deed:
+    def _scatter(
+        self, output: torch.Tensor, partial: torch.Tensor, reduction: Reduction
+    ) -> _PendingWork:
         received = torch.empty_like(partial)
         work = self._group.alltoall_base(received, partial, [], [])
-        return _Deed(work, lambda: reduction.into(output, received.chunk(self._size)))
+        return _PendingWork(work, lambda: reduction.into(output, received.chunk(self._size)))
 
     def _in_two_stages(
         self, output: torch.Tensor, partial: torch.Tensor, reduction: Reduction
@@ -183,7 +185,7 @@ class _TwoStageAllReduce:
         self,
         output: torch.Tensor,
         sums: torch.Tensor,
-        scatter: _Deed,
+        scatter: _PendingWork,
         gather: Callable[[], Work],
         reduction: Reduction,
     ) -> None:
@@ -191,7 +193,7 @@ class _TwoStageAllReduce:
         self._sums = sums
         self._scatter = scatter
         self._start_gather = gather
-        self._gather: _Deed | None = None
+        self._gather: _PendingWork | None = None
         self._finish = reduction
 
     @property
@@ -204,7 +206,7 @@ class _TwoStageAllReduce:
         if self._gather is None:
             self._scatter.wait()
         if self._gather is None:  # still: what goes on during a wait includes this
-            self._gather = _Deed(self._start_gather(), self._write)
+            self._gather = _PendingWork(self._start_gather(), self._write)
         return self._gather
 
     def wait(self) -> None:

@@ -23,6 +23,7 @@ from shoal.fsdp.communicator import Pending
 from shoal.fsdp.grid import Grid
 from shoal.fsdp.layout import GlobalLayout
 from shoal.fsdp.placement import Partial, Placement, Placements
+from shoal.fsdp.reduction import Reduction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +66,8 @@ class GradientBuffers:
         self._deferred = not self._direct and all(
             isinstance(placements.gradient[a], Partial) for a in active
         )
-        start, stop = run_of(layout, grid, placements.optimizer)
-        data = grid.local.allocate(stop - start, format_.final)
-        self.final = FlatBuffer(
-            layout=layout, grid=grid, placements=placements.optimizer, data=data
+        self.final = FlatBuffer.allocate(
+            layout, grid, placements.optimizer, format_.final, grid.local.allocate
         )
         self._views = [self.final.view(index) for index in range(len(parameters))]
         self._partial: FlatBuffer | None = None
@@ -147,9 +146,7 @@ class GradientBuffers:
         return move(
             partial,
             self._accumulation,
-            reduce_dtype=self._format.reduce,
-            divisor=self._format.divisor,
-            add=add,
+            Reduction(accumulate_dtype=self._format.reduce, divisor=self._format.divisor, add=add),
         )
 
     def _reduce_accumulation(self) -> Iterator[Pending]:
@@ -163,9 +160,9 @@ class GradientBuffers:
         chain = move(
             source,
             self.final,
-            reduce_dtype=self._format.reduce,
-            divisor=divisor,
-            add=self._keep_final(),
+            Reduction(
+                accumulate_dtype=self._format.reduce, divisor=divisor, add=self._keep_final()
+            ),
         )
         del source  # so that the chain alone holds it
         yield from chain
@@ -200,11 +197,9 @@ class GradientBuffers:
 
     def _lent(self, placements: tuple[Placement, ...], dtype: torch.dtype) -> FlatBuffer:
         """A buffer of contributions, from the memory of the first axis that will reduce them."""
-        start, stop = run_of(self._layout, self._grid, placements)
         pairs = enumerate(placements)
         memory = self._grid.memory([axis for axis, kind in pairs if isinstance(kind, Partial)])
-        data = memory.lend(stop - start, dtype)
-        return FlatBuffer(layout=self._layout, grid=self._grid, placements=placements, data=data)
+        return FlatBuffer.allocate(self._layout, self._grid, placements, dtype, memory.lend)
 
     def _zero_frozen(self, buffer: FlatBuffer) -> FlatBuffer:
         """Parameters that want no gradient contribute zeros, whatever the memory held."""

@@ -14,14 +14,14 @@ from shoal.fsdp.communicator import Communicator, Counts, Pending
 from shoal.fsdp.reduction import Reduction
 from shoal.fsdp.transport import Transport, communicator_for
 
-Deed = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
+Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
     """One collective of this rank."""
 
-    deed: Deed
+    operation: Operation
     ranks: tuple[int, ...]
     """Global ranks of the axis; of a message, who sends it and who receives it."""
     dtype: torch.dtype
@@ -48,7 +48,7 @@ class Ledger:
     def sent(self, source: int, target: int, tensor: torch.Tensor) -> None:
         """One message from this rank to another was begun."""
         message = Collective(
-            deed="send", ranks=(source, target), dtype=tensor.dtype, nbytes=_nbytes(tensor)
+            operation="send", ranks=(source, target), dtype=tensor.dtype, nbytes=_nbytes(tensor)
         )
         self.collectives.append(message)
 
@@ -57,9 +57,9 @@ class Ledger:
         self.collectives.clear()
         self.peak_staging_bytes = self.staging_bytes
 
-    def count(self, deed: Deed) -> int:
+    def count(self, operation: Operation) -> int:
         """Collectives of one kind."""
-        return sum(collective.deed == deed for collective in self.collectives)
+        return sum(collective.operation == operation for collective in self.collectives)
 
     def grow(self, nbytes: int) -> None:
         """Staging memory was taken, or given back if negative."""
@@ -133,9 +133,9 @@ class _Recorded:
         self._record("all_to_all", source)
         return self._inner.all_to_all(output, source, counts=counts)
 
-    def _record(self, deed: Deed, whole: torch.Tensor) -> None:
+    def _record(self, operation: Operation, whole: torch.Tensor) -> None:
         collective = Collective(
-            deed=deed, ranks=self._ranks, dtype=whole.dtype, nbytes=_nbytes(whole)
+            operation=operation, ranks=self._ranks, dtype=whole.dtype, nbytes=_nbytes(whole)
         )
         self._ledger.collectives.append(collective)
 

@@ -18,7 +18,7 @@ from shoal.fsdp.memory import LocalMemory
 from shoal.fsdp.reduction import Reduction
 
 
-class _StreamDeed:
+class _StreamWork:
     """A collective on NCCL's stream and what follows it on the stream that waits."""
 
     def __init__(self, work: Work, finish: Callable[[], object] | None = None) -> None:
@@ -57,7 +57,7 @@ class NcclCommunicator(LocalMemory):
 
     def all_gather(self, output: torch.Tensor, shard: torch.Tensor) -> Pending:
         """See ``Communicator``."""
-        return _StreamDeed(self._group._allgather_base(output, shard))
+        return _StreamWork(self._group._allgather_base(output, shard))
 
     @torch.no_grad()
     def reduce_scatter(
@@ -68,7 +68,7 @@ class NcclCommunicator(LocalMemory):
         work = self._group._reduce_scatter_base(
             total, partial.to(reduction.accumulate_dtype), ReduceScatterOptions()
         )
-        return _StreamDeed(work, lambda: reduction.write(output, total))
+        return _StreamWork(work, lambda: reduction.write(output, total))
 
     @torch.no_grad()
     def all_reduce(
@@ -77,9 +77,9 @@ class NcclCommunicator(LocalMemory):
         """See ``Communicator``."""
         total = partial.to(reduction.accumulate_dtype, copy=True)
         work = self._group.allreduce([total], AllreduceOptions())
-        return _StreamDeed(work, lambda: reduction.write(output, total))
+        return _StreamWork(work, lambda: reduction.write(output, total))
 
     def all_to_all(self, output: torch.Tensor, source: torch.Tensor, *, counts: Counts) -> Pending:
         """See ``Communicator``."""
         received, sent = [row[self.rank] for row in counts], list(counts[self.rank])
-        return _StreamDeed(self._group.alltoall_base(output, source, received, sent))
+        return _StreamWork(self._group.alltoall_base(output, source, received, sent))

@@ -59,20 +59,14 @@ class QuantizedWeights:
         main_dtype: torch.dtype,
     ) -> None:
         self._grid = grid
-        start, stop = run_of(layout, grid, placements.optimizer)
-        self.main = FlatBuffer(
-            layout=layout,
-            grid=grid,
-            placements=placements.optimizer,
-            data=grid.local.allocate(stop - start, main_dtype).zero_(),
+        self.main = FlatBuffer.allocate(
+            layout, grid, placements.optimizer, main_dtype, grid.local.allocate
         )
+        self.main.data.zero_()
         everywhere: tuple[Placement, ...] = tuple(Replicate() for _ in placements.axes)
         self._planes = {plane: _PlaneBuffers(layout, grid, placements, plane) for plane in Plane}
-        self.whole = FlatBuffer(
-            layout=layout,
-            grid=grid,
-            placements=everywhere,
-            data=grid.local.allocate(layout.size, torch.bfloat16),
+        self.whole = FlatBuffer.allocate(
+            layout, grid, everywhere, torch.bfloat16, grid.local.allocate
         )
         self._guard = VersionGuard(self.main.data)
         self._here: tuple[Plane, ...] = ()
@@ -169,7 +163,7 @@ class _PlaneBuffers:
         for index in range(len(main.layout.shapes)):
             encode(main.view(index), self._plane, quantized.view(index))
         if not at_rest:
-            yield from move(quantized, self.model, reduce_dtype=torch.uint8)
+            yield from move(quantized, self.model)
 
     def gather(self) -> Iterator[Pending]:
         """Have all of the plane here."""
@@ -177,7 +171,7 @@ class _PlaneBuffers:
             if self._released:
                 self._grid.memory(self._travels).restore(self.whole.data)
                 self._released = False
-            yield from move(self.model, self.whole, reduce_dtype=torch.uint8)
+            yield from move(self.model, self.whole)
 
     def release(self) -> None:
         """Free the whole plane if it does not rest here."""
@@ -186,6 +180,5 @@ class _PlaneBuffers:
             self._released = True
 
     def _buffer(self, placements: tuple[Placement, ...], axes: tuple[int, ...]) -> FlatBuffer:
-        start, stop = run_of(self._layout, self._grid, placements)
-        data = self._grid.memory(axes).allocate(stop - start, torch.uint8)
-        return FlatBuffer(layout=self._layout, grid=self._grid, placements=placements, data=data)
+        memory = self._grid.memory(axes).allocate
+        return FlatBuffer.allocate(self._layout, self._grid, placements, torch.uint8, memory)

@@ -74,9 +74,7 @@ class WeightBuffers:
         everywhere = tuple(Replicate() for _ in placements.axes)
 
         def buffer(kinds: tuple[Placement, ...], dtype: torch.dtype, memory: Memory) -> FlatBuffer:
-            start, stop = run_of(layout, grid, kinds)
-            data = memory.allocate(stop - start, dtype)
-            return FlatBuffer(layout=layout, grid=grid, placements=kinds, data=data)
+            return FlatBuffer.allocate(layout, grid, kinds, dtype, memory.allocate)
 
         def run(kinds: tuple[Placement, ...]) -> tuple[int, int]:
             return run_of(layout, grid, kinds)
@@ -126,10 +124,10 @@ class WeightBuffers:
         if self._stale:
             self._stale = False
             if not self.aliased:
-                yield from move(self.main, self.model, reduce_dtype=self.main.data.dtype)
+                yield from move(self.main, self.model)
         if not self.stays_whole:
             self._memory.restore(self.whole.data)
-            yield from move(self.model, self.whole, reduce_dtype=self.model.data.dtype)
+            yield from move(self.model, self.whole)
 
     def turn(self, use: Use) -> None:
         """See ``Weights``."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.fsdp.buffer import FlatBuffer, move, run_of
+from shoal.fsdp.buffer import FlatBuffer, move
 from shoal.fsdp.grid import Grid
 from shoal.fsdp.group import ParameterGroup
 from shoal.fsdp.placement import Partial, Placement, Replicate
@@ -94,7 +94,7 @@ def map_matrices(
             made.view(matrix.index)[part].copy_(function(whole.view(matrix.index)[part]))
     del given, whole
     result = _buffer(group, held, dtype)
-    for pending in move(made, result, reduce_dtype=dtype):
+    for pending in move(made, result):
         pending.wait()
     return {index: result.view(index) for index in rows}
 
@@ -107,6 +107,5 @@ def num_places(grid: Grid) -> int:
 def _buffer(
     group: ParameterGroup, placements: tuple[Placement, ...], dtype: torch.dtype
 ) -> FlatBuffer:
-    start, stop = run_of(group.layout, group.grid, placements)
-    data = torch.empty(stop - start, dtype=dtype, device=group.grid.device)
-    return FlatBuffer(layout=group.layout, grid=group.grid, placements=placements, data=data)
+    memory = group.grid.local.allocate
+    return FlatBuffer.allocate(group.layout, group.grid, placements, dtype, memory)

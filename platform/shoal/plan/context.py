@@ -20,7 +20,7 @@ from fractions import Fraction
 import torch
 
 from shoal.config import Config
-from shoal.fsdp.ledger import Deed
+from shoal.fsdp.ledger import Operation
 from shoal.models import DecoderConfig, Part
 from shoal.parallel.context import SequenceCut
 from shoal.plan.batches import Batches
@@ -108,12 +108,12 @@ class ContextPlan:
         width = self.decoder.num_key_value_heads * self.decoder.head_dim
         return 2 * self.tokens_per_rank * width
 
-    def _traffic(self, what: What, deed: Deed, count: int, payload: int) -> Traffic:
+    def _traffic(self, what: What, operation: Operation, count: int, payload: int) -> Traffic:
         stream = Stream(
             stage=self.stage,
             layers="dense",
             what=what,
-            deed=deed,
+            operation=operation,
             axis="context",
             group_size=self._size,
         )

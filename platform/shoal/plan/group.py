@@ -146,7 +146,7 @@ class Group:
         if not moves:
             return 0
         first, further = moves[0], moves[1:]
-        received = first.payload_bytes * (1 if first.deed == "reduce_scatter" else 2)
+        received = first.payload_bytes * (1 if first.operation == "reduce_scatter" else 2)
         return received + max((move.payload_bytes for move in further), default=0)
 
     @property

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from shoal.fsdp.ledger import Deed
+from shoal.fsdp.ledger import Operation
 from shoal.models import DecoderConfig
 from shoal.parallel.pipeline import Stages
 from shoal.plan.activations import FP32_BYTES
@@ -14,7 +14,7 @@ from shoal.plan.batches import Batches
 from shoal.plan.group import Group
 from shoal.plan.traffic import Stream, Traffic, What, When
 
-SEND: Deed = "send"
+SEND: Operation = "send"
 
 
 def boundary_sizes(
@@ -62,7 +62,7 @@ def _traffic(
         stage=stage,
         layers="dense",
         what=what,
-        deed=SEND,
+        operation=SEND,
         axis="pipeline",
         group_size=2,
         when=when,

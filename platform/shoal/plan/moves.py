@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 
 from shoal.fsdp import Partial, Placement, Shard
-from shoal.fsdp.ledger import Deed
+from shoal.fsdp.ledger import Operation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
     """One collective on the way of a buffer."""
 
-    deed: Deed
+    operation: Operation
     axis: int
     """0 is the outer axis, 1 the inner one."""
 
@@ -54,7 +54,7 @@ class Ways:
             if sharded[axis] and not isinstance(after[axis], Shard):
                 sharded[axis] = False
                 payload = self.held(sharded) * dtype.itemsize
-                moves.append(Move(deed="all_gather", axis=axis, payload_bytes=payload))
+                moves.append(Move(operation="all_gather", axis=axis, payload_bytes=payload))
         return moves
 
     def reductions(
@@ -75,7 +75,7 @@ class Ways:
                 continue
             payload = self.held(sharded) * dtype.itemsize
             sharded[axis] = isinstance(after[axis], Shard)
-            deed: Deed = "reduce_scatter" if sharded[axis] else "all_reduce"
-            moves.append(Move(deed=deed, axis=axis, payload_bytes=payload))
+            operation: Operation = "reduce_scatter" if sharded[axis] else "all_reduce"
+            moves.append(Move(operation=operation, axis=axis, payload_bytes=payload))
             dtype = further
         return moves

@@ -196,7 +196,7 @@ def _traffic(plan: Plan) -> Sheet:
         stream = traffic.stream
         of = stream.what if stream.axis == "pipeline" else f"{stream.layers} {stream.what}"
         row = (
-            stream.deed.replace("_", "-"),
+            stream.operation.replace("_", "-"),
             of,
             stream.axis,
             link_of(stream, plan.topology),

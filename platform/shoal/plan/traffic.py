@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from shoal.fsdp.ledger import Deed
+from shoal.fsdp.ledger import Operation
 from shoal.plan.group import Group, Layers, counted
 from shoal.plan.moves import Move
 from shoal.topology import MESH_AXES, Axis
@@ -56,7 +56,7 @@ class Stream:
 
     layers: Layers
     what: What
-    deed: Deed
+    operation: Operation
 
     axis: str
     """``outer`` or ``inner``; ``context`` or ``expert`` for what ranks share in a layer;
@@ -87,11 +87,11 @@ class Traffic:
     @property
     def sent_bytes(self) -> int:
         """Bytes that each rank has to send at least."""
-        if self.stream.deed == "all_to_all" and self.stream.axis == Axis.CONTEXT.value:
+        if self.stream.operation == "all_to_all" and self.stream.axis == Axis.CONTEXT.value:
             return self.payload_bytes  # handed on in a ring: nothing of it stays
-        if self.stream.deed == "send":
+        if self.stream.operation == "send":
             return self.payload_bytes  # nothing of it stays
-        passes = 2 if self.stream.deed == "all_reduce" else 1
+        passes = 2 if self.stream.operation == "all_reduce" else 1
         size = self.stream.group_size
         return passes * self.payload_bytes * (size - 1) // size
 
@@ -108,7 +108,7 @@ def step_traffic(
                 stage=stage,
                 layers=group.layers,
                 what=what,
-                deed=move.deed,
+                operation=move.operation,
                 axis=MESH_AXES[move.axis],
                 group_size=group.sizes[move.axis],
                 when="once a step" if times == 0 else "each microbatch",
@@ -161,7 +161,7 @@ def load_traffic(*, stage: int, sizes: dict[Axis, int], num_loads: int) -> Itera
                 stage=stage,
                 layers="dense",
                 what="loads of experts",
-                deed="all_reduce",
+                operation="all_reduce",
                 axis=axis.value,
                 group_size=size,
                 when="once a step",
@@ -169,9 +169,11 @@ def load_traffic(*, stage: int, sizes: dict[Axis, int], num_loads: int) -> Itera
             yield Traffic(stream=stream, count=1, payload_bytes=num_loads * COUNT_BYTES)
 
 
-def _expert_stream(stage: int, what: What, deed: Deed, degree: int) -> Stream:
+def _expert_stream(stage: int, what: What, operation: Operation, degree: int) -> Stream:
     axis = Axis.EXPERT.value
-    return Stream(stage=stage, layers="expert", what=what, deed=deed, axis=axis, group_size=degree)
+    return Stream(
+        stage=stage, layers="expert", what=what, operation=operation, axis=axis, group_size=degree
+    )
 
 
 def _moves(group: Group, num_microbatches: int) -> Iterator[tuple[What, int, Move]]:

@@ -1,6 +1,6 @@
 """Pipeline parallelism: which stage computes what when, and what stages send each other."""
 
-from shoal.parallel.pipeline.actions import Action, Deed, actions_of
+from shoal.parallel.pipeline.actions import Action, ActionKind, actions_of
 from shoal.parallel.pipeline.links import Boundary, Links
 from shoal.parallel.pipeline.pipeline import Chunk, Pipeline
 from shoal.parallel.pipeline.stages import Stages
@@ -10,7 +10,7 @@ __all__ = [
     "Action",
     "Boundary",
     "Chunk",
-    "Deed",
+    "ActionKind",
     "Links",
     "Pipeline",
     "Stages",

@@ -18,8 +18,8 @@ from shoal.parallel.pipeline.stages import Stages
 from shoal.parallel.pipeline.timeline import Computation, Direction, Timeline
 
 
-class Deed(StrEnum):
-    """One thing a stage does with one microbatch in one chunk."""
+class ActionKind(StrEnum):
+    """Kinds of what a stage does."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -35,9 +35,9 @@ class Deed(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """A deed for one microbatch in one chunk."""
+    """One thing that a stage does with one microbatch in one chunk."""
 
-    deed: Deed
+    kind: ActionKind
     microbatch: int
     chunk: int
     """Number of the chunk in the whole model."""
@@ -53,21 +53,21 @@ def _with_messages(stages: Stages, order: Sequence[Computation]) -> Iterator[Act
     for index, computation in enumerate(order):
         yield from _receives(stages, order[index + 1 : index + 2])
         forward = computation.direction is Direction.FORWARD
-        yield _action(Deed.FORWARD if forward else Deed.BACKWARD, computation)
+        yield _action(ActionKind.FORWARD if forward else ActionKind.BACKWARD, computation)
         if forward and not stages.is_last(computation.chunk):
-            yield _action(Deed.SEND_ACTIVATION, computation)
+            yield _action(ActionKind.SEND_ACTIVATION, computation)
         if not forward and not stages.is_first(computation.chunk):
-            yield _action(Deed.SEND_GRADIENT, computation)
+            yield _action(ActionKind.SEND_GRADIENT, computation)
 
 
 def _receives(stages: Stages, following: Sequence[Computation]) -> Iterator[Action]:
     for computation in following:
         forward = computation.direction is Direction.FORWARD
         if forward and not stages.is_first(computation.chunk):
-            yield _action(Deed.RECEIVE_ACTIVATION, computation)
+            yield _action(ActionKind.RECEIVE_ACTIVATION, computation)
         if not forward and not stages.is_last(computation.chunk):
-            yield _action(Deed.RECEIVE_GRADIENT, computation)
+            yield _action(ActionKind.RECEIVE_GRADIENT, computation)
 
 
-def _action(deed: Deed, computation: Computation) -> Action:
-    return Action(deed=deed, microbatch=computation.microbatch, chunk=computation.chunk)
+def _action(kind: ActionKind, computation: Computation) -> Action:
+    return Action(kind=kind, microbatch=computation.microbatch, chunk=computation.chunk)

@@ -9,7 +9,7 @@ import torch
 
 from shoal.fsdp import Schedule, ShardedParameter, microbatch
 from shoal.fsdp.group import group_of
-from shoal.parallel.pipeline.actions import Action, Deed, actions_of
+from shoal.parallel.pipeline.actions import Action, ActionKind, actions_of
 from shoal.parallel.pipeline.links import Boundary, Cargo, Links, Receipt
 from shoal.parallel.pipeline.stages import Stages
 from shoal.parallel.pipeline.timeline import make_timeline
@@ -100,22 +100,22 @@ class _Step:
     def act(self, action: Action) -> None:
         """Do one thing."""
         number, chunk = action.microbatch, action.chunk
-        match action.deed:
-            case Deed.FORWARD:
+        match action.kind:
+            case ActionKind.FORWARD:
                 self._forward(number, chunk)
-            case Deed.BACKWARD:
+            case ActionKind.BACKWARD:
                 self._backward(number, chunk)
-            case Deed.RECEIVE_ACTIVATION:
+            case ActionKind.RECEIVE_ACTIVATION:
                 boundary = self._chunks[chunk].boundary(number)
                 self._receive(Cargo.ACTIVATION, number, chunk - 1, chunk, boundary)
-            case Deed.SEND_ACTIVATION:
+            case ActionKind.SEND_ACTIVATION:
                 _, outputs = self._in_flight[number, chunk]
                 self._send(Cargo.ACTIVATION, chunk, chunk + 1, outputs)
-            case Deed.RECEIVE_GRADIENT:
+            case ActionKind.RECEIVE_GRADIENT:
                 boundary = self._chunks[chunk].boundary(number)
                 gradients = [part for part in boundary if part.has_gradient]
                 self._receive(Cargo.GRADIENT, number, chunk + 1, chunk, gradients)
-            case Deed.SEND_GRADIENT:
+            case ActionKind.SEND_GRADIENT:
                 self._send(Cargo.GRADIENT, chunk, chunk - 1, self._gradients)
 
     def _forward(self, number: int, chunk: int) -> None:
