@@ -22,6 +22,8 @@ from shoal_deployments.frontend import Frontend, engine_name
 
 MAX_ONGOING = 1_000_000
 """No limit at all: how much a frontend takes is its own business, and it refuses at once."""
+_IDLE_LOOK_S = 0.2
+"""Seconds between two looks of a frontend that ends at whether its requests are over."""
 MAX_STARTS = 3
 """After so many engines in a row that could not be started, the application has failed."""
 
@@ -54,7 +56,8 @@ def build_application(config: ServeConfig) -> serve.Application:
         max_constructor_retry_count=MAX_STARTS,
         ray_actor_options={"num_cpus": 1},
         deployment_actors=engines,
-        graceful_shutdown_timeout_s=5.0,
+        graceful_shutdown_timeout_s=settings.drain_timeout_s,
+        graceful_shutdown_wait_loop_s=_IDLE_LOOK_S,
         logging_config=LoggingConfig(enable_access_log=False),
     )
     return deployment.bind(config)

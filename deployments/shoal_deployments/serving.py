@@ -12,6 +12,7 @@ from pathlib import Path
 import ray
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 from rich.console import Console
 
 from shoal.config import ServeConfig
@@ -33,15 +34,23 @@ from shoal_deployments.ports import free_port, kept_port
 
 APP = "shoal"
 _POLL_S = 1.0
+_DRAIN_POLL_S = 0.1
+_DRAIN_SILENCE_S = 1.5
+"""How long ending may take before the user is told what it waits for."""
+_DRAIN_SLACK_S = 10.0
+"""What Serve may need, beside the requests' own time, to end an application."""
 _WAITING = (
     "Waiting for the engines, which load the model and test their kernels; the first start on a "
     "machine also compiles them, which can take a minute"
 )
+_LOST = "An engine or a frontend is lost; another is started in its place (/health says which)"
+_WHOLE = "All engines and frontends are there again"
 
 
 def run(config: ServeConfig) -> int:
     """Serve until Ctrl-C, SIGTERM or SIGHUP, and return 0.
 
+    Requests under way have ``serve.drain_timeout_s`` to end; a second signal cuts them off.
     Raises ConfigError for what cannot work, before Ray is started; WorkError where an engine
     cannot be started or the application ends.
     """
@@ -70,7 +79,11 @@ def run(config: ServeConfig) -> int:
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             url = f"http://{host}:{port}"
             _say(console, f"Ready at {url}/v1, with a console at {url}/  (Ctrl-C ends it)")
-            _watch()
+            try:
+                _watch(console)
+            except KeyboardInterrupt:
+                _drain(settings.drain_timeout_s, console)
+                raise
     return 0
 
 
@@ -90,7 +103,8 @@ def _serving(config: ServeConfig, port: int, cluster: Cluster, console: Console)
             serve.run(build_application(config), name=APP, route_prefix="/")
         except (RuntimeError, RayError) as error:  # what an actor of Serve raised, or its death
             last_line = str(error).strip().splitlines()[-1]
-            problem = _problem(if_absent=last_line) or last_line
+            application = serve.status().applications.get(APP)
+            problem = (application and _problem(application)) or last_line
             raise WorkError(f"The application did not start: {problem}") from None
         yield
     finally:
@@ -106,21 +120,46 @@ def _shares_port() -> bool:
     return not is_elsewhere() and os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1"
 
 
-def _watch() -> None:
-    """Return never: WorkError once the application has failed for good."""
+def _watch(console: Console) -> None:
+    """Say what is lost and comes back; WorkError once the application has failed for good."""
+    was_whole = True
     while True:
         time.sleep(_POLL_S)
-        problem = _problem(if_absent="it is gone")
+        application = serve.status().applications.get(APP)
+        problem = _problem(application) if application else "it is gone"
         if problem:
             raise WorkError(f"The application failed: {problem}")
+        is_whole = application.status is not ApplicationStatus.UNHEALTHY
+        if is_whole != was_whole:
+            _say(console, _WHOLE if is_whole else _LOST)
+        was_whole = is_whole
 
 
-def _problem(*, if_absent: str) -> str:
-    """What is wrong with the application; empty while it runs."""
-    application = serve.status().applications.get(APP)
-    if application is None:
-        return if_absent
-    if application.status.value != "DEPLOY_FAILED":
+def _drain(timeout_s: float, console: Console) -> None:
+    """Take no more requests, and return once those under way have ended or their time is over.
+
+    Serve ends the frontends by ``drain_timeout_s`` itself, and the engines once no frontend is
+    left.
+    """
+    serve.delete(APP, _blocking=False)
+    begun, is_said = time.monotonic(), False
+    while serve.status().applications.get(APP) is not None:
+        waited_s = time.monotonic() - begun
+        if waited_s > timeout_s + _DRAIN_SLACK_S:
+            return
+        if waited_s > _DRAIN_SILENCE_S and not is_said:
+            _say(
+                console,
+                f"Ending, once the requests under way have their answers or {timeout_s:g} s are "
+                "over; Ctrl-C again ends them now",
+            )
+            is_said = True
+        time.sleep(_DRAIN_POLL_S)
+
+
+def _problem(application: ApplicationStatusOverview) -> str:
+    """Why the application has failed; empty while it has not."""
+    if application.status is not ApplicationStatus.DEPLOY_FAILED:
         return ""
     messages = [each.message for each in application.deployments.values() if each.message]
     lines = (messages or [application.message])[0].strip().splitlines()

@@ -299,6 +299,8 @@ def test_a_stream_outlives_its_engine(running: Running) -> None:
     reader.join(60)
     assert tuple(received) == expected.token_ids
     wait_until(lambda: _status(running) == "ok", 120)
+    wait_until(lambda: "All engines and frontends are there again" in running.process.output, 30)
+    assert "An engine or a frontend is lost" in running.process.output
     for _ in range(4):  # whichever frontend is asked
         wait_until(lambda: _migrated(running) == {str(busy): 1, str(1 - busy): 0}, 10)
 

@@ -173,6 +173,10 @@ class ServeSettings(Section):
     or swapped out, before the process is ended and another started; also how long requests wait for
     an engine that stands still and that no other can replace."""
 
+    drain_timeout_s: float = Field(default=30.0, ge=0, le=86_400)
+    """Seconds that requests under way have to end when the server is told to end, and when an
+    upgrade replaces the process that they came through; what is not over then is cut off."""
+
     kv: KVSettings = KVSettings()
     """The paged cache of keys and values of each replica."""
 
