@@ -8,7 +8,6 @@ from shoal.storage.catalog import (
     clean,
     discard,
     is_pinned,
-    new_token,
     newest,
     pin,
     prune,
@@ -33,7 +32,7 @@ from shoal.storage.local import step_name
 from shoal.storage.location import Location, StorePath, location_of, location_of_store
 from shoal.storage.manifest import Manifest, OptimizerRecord
 from shoal.storage.media import medium_of, read_file
-from shoal.storage.medium import MANIFEST_NAME
+from shoal.storage.medium import MANIFEST_NAME, new_token
 from shoal.storage.publish import (
     Contents,
     Place,

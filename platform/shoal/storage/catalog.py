@@ -7,7 +7,6 @@ with the next save; what is called otherwise belongs to someone else and stays.
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,11 +32,6 @@ class Step:
 
     path: Location
     """Its folder."""
-
-
-def new_token() -> str:
-    """Something no other save has used."""
-    return uuid.uuid4().hex[:8]
 
 
 def published(folder: Location) -> tuple[Step, ...]:

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 
-from shoal.storage.catalog import new_token
 from shoal.storage.files import told
 from shoal.storage.location import StorePath
+from shoal.storage.medium import new_token
 from shoal.storage.owner import LOCK_NAME, STALE_S, Owner, holding, in_use
 from shoal.storage.store import StoreMedium, connect
 

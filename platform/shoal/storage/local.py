@@ -13,13 +13,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shoal.storage.location import Location
-from shoal.storage.medium import SAVE_FOLDER, Sink, Source, State, StepFolder
+from shoal.storage.medium import SAVE_FOLDER, Sink, Source, State, StepFolder, new_token
 
 _STEP = re.compile(r"step-(\d{8,})")
 _LEFTOVER = re.compile(r"\.step-(\d{8,})\.(tmp|old)-[0-9a-f]{8}")
@@ -127,7 +126,7 @@ class LocalMedium:
         """See ``Medium``. Whoever might still write there finds its folder gone, all at once."""
         found = re.search(r"step-(\d{8,})", path.name)
         assert found is not None, "only the folders of steps are removed"
-        doomed = _path(path).with_name(_hidden_name(int(found[1]), "old", _new_token()))
+        doomed = _path(path).with_name(_hidden_name(int(found[1]), "old", new_token()))
         _path(path).rename(doomed)
         _flush_folder(doomed.parent)
         if doomed.is_symlink():  # to where someone has moved the step, who keeps it there
@@ -206,10 +205,6 @@ def _inside(folder: Path, file: Path) -> Iterator[Path]:
 
 def _hidden_name(number: int, purpose: str, token: str) -> str:
     return f".{step_name(number)}.{purpose}-{token}"
-
-
-def _new_token() -> str:
-    return uuid.uuid4().hex[:8]
 
 
 def _path(location: Location) -> Path:

@@ -14,6 +14,7 @@ Every method may raise ``OSError``, whose words are the system's or the store's.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -27,6 +28,11 @@ MANIFEST_NAME = "manifest.json"
 
 SAVE_FOLDER = ".save"
 """Folder in that of a save under way for what the writing processes tell each other."""
+
+
+def new_token() -> str:
+    """Tells a save from any other of the same step."""
+    return uuid.uuid4().hex[:8]
 
 
 class Sink(Protocol):

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from shoal.errors import WorkError
-from shoal.storage.catalog import clean, new_token
+from shoal.storage.catalog import clean
 from shoal.storage.files import FileRecord, refusals, write_file
 from shoal.storage.location import Location
 from shoal.storage.manifest import Manifest, OptimizerRecord
 from shoal.storage.media import medium_of, read_file
-from shoal.storage.medium import MANIFEST_NAME, State
+from shoal.storage.medium import MANIFEST_NAME, State, new_token
 from shoal.storage.verify import damages, size_damages
 
 logger = logging.getLogger(__name__)
