@@ -16,6 +16,6 @@ Overrides = Annotated[
 ]
 StepArgument = Annotated[
     str,
-    typer.Argument(help="A step's folder or URI, or a run's for its newest step."),
+    typer.Argument(help="A step's folder or URI, or a run's, for its newest step."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]

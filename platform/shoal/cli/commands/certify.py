@@ -19,7 +19,7 @@ def certify(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Prove or refute that no answer depends on company, chunks, cache, memory, threads or replica.
+    """Prove or refute that no answer depends on others, chunks, cache, memory, threads or replica.
 
     Exit code 1 if it is refuted; the first case that differs is named.
     """

@@ -65,7 +65,7 @@ def pin_step(step: StepArgument) -> None:
 
 @app.command(name="unpin")
 def unpin_step(step: StepArgument) -> None:
-    """Leave a step to checkpoint.keep again."""
+    """Let checkpoint.keep decide about a step again."""
     found = step_of(step, "STEP")
     with answers(found):
         unpin(found)
@@ -79,14 +79,14 @@ def reshard(
         str, typer.Argument(help="Folder of a run, such as runs/other, or its URI; may be new.")
     ],
     config: Annotated[
-        Path, typer.Option(metavar="CONFIG", help="YAML file of the run that is to go on from it.")
+        Path, typer.Option(metavar="CONFIG", help="YAML file of the run that will go on from it.")
     ],
     overrides: Overrides = None,
 ) -> None:
     """Rewrite a step as the ranks of another layout would have saved it, without starting any.
 
-    Any layout loads any checkpoint as it is; of a rewritten one each rank reads a single file. The
-    bits stay, and are compared; memory does not grow with the model.
+    Any layout loads any checkpoint as it is; from a rewritten one each rank reads a single file.
+    The bits stay the same, which is checked; memory does not grow with the model.
     """
     settings = load_config(config, overrides or ())
     step = step_of(source, "SOURCE")

@@ -25,10 +25,10 @@ _MAX_TOKENS = 256
 @takes_sampling
 def generate(
     model: ModelFolder,
-    prompt: Annotated[str, typer.Option(help="Text to go on from; with --chat, a question.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue; with --chat, a question.")],
     sampling: Sampling,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Let the model's chat template ask the prompt.")
+        bool, typer.Option("--chat", help="Ask the prompt by the model's chat template.")
     ] = False,
     precision: PrecisionOption = "auto",
     threads: ThreadsOption = None,
@@ -36,7 +36,7 @@ def generate(
         bool, typer.Option("--json", help="Print one JSON object at the end, not the text.")
     ] = False,
 ) -> None:
-    """Generate text in this process, by the engine that serves: the same bits."""
+    """Generate text in this process, with the engine that serves: the same bits."""
     check_folder(model)
     if "logprobs" in sampling and not as_json:
         problem = "only JSON has room for log-probabilities"

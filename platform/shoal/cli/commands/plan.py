@@ -24,20 +24,25 @@ Svg = Annotated[
 ]
 Gpu = Annotated[
     str | None,
-    typer.Option("--gpu", metavar="KIND", help="Plan for such GPUs (A100, H100, ...), with time."),
+    typer.Option(
+        "--gpu", metavar="KIND", help="Plan for such GPUs (A100, H100, ...), and estimate the time."
+    ),
 ]
 Measure = Annotated[
-    bool, typer.Option("--measure", help="Tell the time on CPUs as fast as this machine's.")
+    bool, typer.Option("--measure", help="Estimate the time on CPUs as fast as this machine's.")
 ]
 Search = Annotated[bool, typer.Option("--search", help="Find the fastest layouts that fit.")]
 Gpus = Annotated[
-    int | None, typer.Option("--gpus", metavar="N", help="Workers on GPUs, as cluster.workers.")
+    int | None,
+    typer.Option("--gpus", metavar="N", help="Number of GPUs, in place of cluster.workers."),
 ]
 Memory = Annotated[
     float | None,
-    typer.Option("--memory", metavar="GIB", help="Memory of each device that a search may fill."),
+    typer.Option("--memory", metavar="GIB", help="Memory that a search may fill on each device."),
 ]
-Top = Annotated[int, typer.Option("--top", min=1, max=100, help="Layouts that a search shows.")]
+Top = Annotated[
+    int, typer.Option("--top", min=1, max=100, help="Number of layouts that a search shows.")
+]
 
 
 def plan(
@@ -54,7 +59,7 @@ def plan(
 ) -> None:
     """Show what a run, or serving, will need, or the reasons to refuse it.
 
-    Of a run that is mesh, ranks, memory, traffic and time of a step; of serving, where the file
+    For a run that is mesh, ranks, memory, traffic and time of a step; for serving, where the file
     has a section serve, weights, keys and values.
     """
     if gpus is not None and gpu is None:

@@ -31,9 +31,9 @@ def score(
     precision: PrecisionOption = "auto",
     threads: ThreadsOption = None,
 ) -> None:
-    """Log-probabilities of given texts by the training forward: the bits of the engine's.
+    """Give log-probabilities of texts by the training forward: the same bits as the engine's.
 
-    Prints one JSON object a line: the tokens and the log-probability of each given those before.
+    Prints one JSON object per line: the tokens, and the log-probability of each given those before.
     """
     check_folder(model)
     if not file.is_file():
