@@ -33,17 +33,18 @@ class CheckpointSettings(Section):
     has one, a path or URI starts from that checkpoint."""
 
     asynchronous: bool = True
-    """Copy the state aside, up to twice, and write from there while the run goes on; false writes
-    while the run waits, without memory for copies."""
+    """Copy the state aside, with room for two saves, and write from there while the run goes on;
+    false writes while the run waits, without memory for copies."""
 
     on_failure: Literal["stop", "retry", "warn"] = "stop"
-    """A save that failed ends the run by the next save at the latest (``stop``), or only if writing
-    the same state once more fails as well (``retry``), or costs that step alone (``warn``)."""
+    """A failed save ends the run by the next save at the latest (``stop``), or only if writing the
+    same state once more fails as well (``retry``), or it costs no more than that step
+    (``warn``)."""
 
     allow: tuple[str, ...] = ()
-    """Keys that may be in the checkpoint unread, or wanted and missing: names such as
-    ``model.lm_head.weight`` or ``optimizer.lm_head.*``, where ``*`` stands for any text. What is
-    missing starts as in a new run."""
+    """Keys that the checkpoint may hold although nothing reads them, or may lack although something
+    does: names such as ``model.lm_head.weight`` or ``optimizer.lm_head.*``, where ``*`` stands for
+    any text. What is missing starts as in a new run."""
 
     @field_validator("storage")
     @classmethod

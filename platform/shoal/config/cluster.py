@@ -24,7 +24,7 @@ class ClusterSettings(Section):
 
     grow_after_s: float = Field(default=300.0, gt=0)
     """Seconds that workers train before they are stopped, after a saved step, to go on as more of
-    them; nor are they where the rest of the run takes less."""
+    them. They are not stopped if the rest of the run takes less than that."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of every worker; ``auto`` takes CUDA where the cluster has GPUs."""
@@ -37,17 +37,17 @@ class ClusterSettings(Section):
     holds all workers."""
 
     timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds after which a lost or hung peer ends a collective."""
+    """Seconds after which a collective gives up on a lost or hung peer."""
 
     silence_s: float = Field(default=30.0, gt=0)
     """Seconds after which a worker whose process does not answer is named and killed."""
 
     straggler_s: float = Field(default=20.0, gt=0)
-    """Seconds that workers wait for another before it is named, with its stack, as late."""
+    """Seconds that workers wait for another one before it is reported as late, with its stack."""
 
     notice_s: float = Field(default=25.0, ge=0)
-    """Seconds that workers have to make one more step and to save it, when the command is told to
-    end; by default those of a Kubernetes pod, less what the rest takes."""
+    """Seconds that workers have to make one more step and save it when the command is told to end;
+    the default is the 30 of a Kubernetes pod, less what the rest takes."""
 
     max_failures: int = Field(default=3, ge=0)
     """Failures in a row, without a new checkpoint between them, after which the run stops instead

@@ -27,12 +27,13 @@ class SourceSettings(Section):
     assistant's words are labels."""
 
     include: tuple[str, ...] = ()
-    """Patterns of file names to read inside a folder, for example ``["*.py", "*.md"]``; empty
-    reads every text file."""
+    """Patterns of file names to read, for example ``["*.py", "*.md"]``; a file that ``path`` names
+    is filtered as well. Empty reads every file of a folder that fits ``format`` and is not hidden
+    or binary."""
 
     weight: float | None = Field(default=None, gt=0)
-    """Share of this source's sequences in each epoch, relative to the other weights; all or none
-    of the sources have one. Unset: every sequence of every source once an epoch."""
+    """This source's share of each epoch's sequences, relative to the other weights; either all
+    sources have one or none has. Unset: every sequence of every source once per epoch."""
 
 
 class DataSettings(Section):
@@ -42,8 +43,8 @@ class DataSettings(Section):
     """Where documents come from."""
 
     tokenizer: str | None = Field(default=None, min_length=1)
-    """``bytes`` or the folder of a Hugging Face tokenizer; unset takes the model folder's own, else
-    ``bytes``."""
+    """``bytes`` or the folder of a Hugging Face tokenizer; unset takes that of the model's folder,
+    or ``bytes`` if it has none."""
 
     seq_len: int = Field(default=512, ge=2)
     """Tokens per sequence."""
@@ -52,8 +53,8 @@ class DataSettings(Section):
     """Whether each epoch visits the sequences in a new order drawn from ``run.seed``."""
 
     epochs: int | None = Field(default=None, ge=1)
-    """Passes over the data before the run ends for want of data; unset repeats as long as steps
-    remain."""
+    """Passes over the data, after which the run ends even if steps remain; unset repeats the data
+    until the last step."""
 
     workers: int = Field(default=1, ge=1)
     """Ray Data tasks that tokenize side by side."""

@@ -14,14 +14,15 @@ class GuardSettings(Section):
 
     action: Literal["stop", "skip", "rollback"] = "stop"
     """End the run (``stop``), make the step with the next batch instead (``skip``), or go back to
-    the newest checkpoint and on from there without the batches read since (``rollback``)."""
+    the newest checkpoint and go on without the batches read since (``rollback``)."""
 
     spike_factor: float | None = Field(default=None, gt=1)
     """A loss above this many times the mean of the last ``window`` ones counts like one that is not
     finite; unset: any finite loss is good."""
 
     window: int = Field(default=20, ge=1, le=10_000)
-    """Losses that a spike is measured against; before as many are known, none counts."""
+    """Losses that a spike is measured against; until that many are known, no loss counts as
+    one."""
 
     limit: int = Field(default=3, ge=1)
     """Batches skipped in a row, or returns to one checkpoint, after which the run ends."""

@@ -17,7 +17,7 @@ class ModelSettings(Section):
     """Folder with ``config.json``, safetensors weights and, optionally, a tokenizer."""
 
     config: dict[str, Any] | None = None
-    """Inline Hugging Face config; the weights start from ``run.seed``."""
+    """Inline Hugging Face config; the weights are drawn from ``run.seed``."""
 
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Values laid over the model's Hugging Face config, for example ``{attention_dropout: 0.1}``.

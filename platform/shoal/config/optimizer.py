@@ -48,13 +48,14 @@ class OptimizerSettings(Section):
     """Peak learning rate."""
 
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay of AdamW's first and second moments, with ``muon`` too; each in [0, 1)."""
+    """Decay of AdamW's first and second moments, also for what ``muon`` leaves to AdamW; each in
+    [0, 1)."""
 
     eps: float = Field(default=1e-8, gt=0)
     """Added to AdamW's denominator."""
 
     momentum: float | None = Field(default=None, ge=0, lt=1)
-    """Decay of the running sum of gradients; unset, 0 for SGD and 0.95 for Muon."""
+    """Decay of the running sum of gradients; unset: 0 for SGD, 0.95 for Muon."""
 
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled decay of matrices; vectors (norms, biases) are not decayed."""
@@ -63,9 +64,9 @@ class OptimizerSettings(Section):
     """Upper bound of the gradient's norm over all parameters; unset does not clip."""
 
     expert_bias_rate: float | None = Field(default=None, gt=0)
-    """Of models that choose experts with a bias (`dots1`): what an expert's bias rises by in a step
-    that gave it fewer tokens than the mean, and falls by where it had more. Unset leaves biases as
-    they are."""
+    """For models that choose experts with a bias (``dots1``): the amount by which an expert's bias
+    rises in a step that gave it fewer tokens than the mean, and falls in one that gave it more.
+    Unset leaves biases as they are."""
 
     schedule: ScheduleSettings = ScheduleSettings()
     """The learning rate over steps."""

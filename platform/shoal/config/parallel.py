@@ -16,23 +16,24 @@ class ParallelSettings(Section):
     """Pipeline stages: runs of layers on ranks of their own, through which microbatches pass."""
 
     virtual_stages: int = Field(default=1, ge=1)
-    """Runs of layers of each pipeline stage. More than one are interleaved: a microbatch passes
-    through all stages as many times, stages wait less for each other, and send more."""
+    """Runs of layers on each pipeline stage. Several are interleaved: a microbatch passes through
+    all stages that many times, and stages wait less for each other but send more."""
 
     context: int = Field(default=1, ge=1)
-    """Ranks that share the tokens of each sequence; they read the same ones."""
+    """Ranks that share the tokens of each sequence; they read the same sequences."""
 
     context_exchange: Literal["gather", "ring"] = "gather"
-    """How keys and values reach the other ranks of a sequence: `gather` brings all of a layer to
-    each rank in one collective; `ring` hands them round while computing, so that a rank holds two
-    ranks' share at most, in as many steps as there are ranks."""
+    """How keys and values reach the other ranks of a sequence: ``gather`` brings all those of a
+    layer to each rank in one collective; ``ring`` passes them around while computing, in as many
+    steps as there are ranks, so that a rank holds at most two ranks' shares."""
 
     expert: int = Field(default=1, ge=1)
-    """Ranks that share one set of experts: each keeps its part of them, and tokens travel. A
-    divisor of the number of experts and of the ranks of a stage in one domain."""
+    """Ranks that share one set of experts: each keeps its part of them, and tokens travel. The
+    number of experts must be divisible by it, and so must the number of a stage's ranks in one
+    domain."""
 
     tensor: int = Field(default=1, ge=1)
-    """Tensor parallelism; training takes 1 only."""
+    """Tensor parallelism; training takes only 1."""
 
     expert_tensor: int = Field(default=1, ge=1)
-    """Tensor parallelism inside an expert; training takes 1 only."""
+    """Tensor parallelism inside an expert; training takes only 1."""

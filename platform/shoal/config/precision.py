@@ -15,18 +15,18 @@ class PrecisionSettings(Section):
 
     compute: Literal["auto", "fp32", "bf16", "mxfp8"] = "auto"
     """Forward and backward; ``auto`` is bf16 where the device has bf16 units and fp32 elsewhere;
-    ``mxfp8`` multiplies linear and expert layers in MXFP8 and is bf16 in the rest."""
+    ``mxfp8`` multiplies linear and expert layers in MXFP8 and uses bf16 for the rest."""
 
     parameter_gather: Literal["bf16", "mxfp8"] | None = None
-    """Format in which sharded parameters travel; unset follows ``compute``. In ``mxfp8`` travel the
-    matrices that multiply in it, which changes no result."""
+    """Format in which sharded parameters travel; unset follows ``compute``. With ``mxfp8`` the
+    matrices that are multiplied in it also travel in it, which changes no result."""
 
     main_weights: Literal["fp32", "bf16"] = "fp32"
     """Weights that the optimizer updates."""
 
     rounding: Literal["nearest", "stochastic"] = "nearest"
-    """How updated weights become bf16 main weights; ``stochastic`` keeps on average what is less
-    than a step of bf16, and the same bits at every layout."""
+    """How updated weights become bf16 main weights; ``stochastic`` keeps, on average,
+    updates that are smaller than a step of bf16, with the same bits at every layout."""
 
     main_gradients: Literal["fp32", "bf16"] = "fp32"
     """Gradients accumulated over microbatches."""
@@ -35,7 +35,7 @@ class PrecisionSettings(Section):
     """Sums of gradients over ranks."""
 
     moments: Literal["fp32", "bf16", "8bit"] = "fp32"
-    """First and second moments of the optimizer; ``8bit`` with a scale for each block of a row."""
+    """First and second moments of the optimizer; ``8bit`` has a scale for each block of a row."""
 
     first_last_layers_bf16: bool = False
     """With ``mxfp8``: whether the first and the last layers stay in bf16."""

@@ -14,7 +14,7 @@ class RunSettings(Section):
     """Name of the run; ``dir/name`` is its folder."""
 
     dir: str = Field(default="runs", min_length=1)
-    """Folder that holds the runs; shared by all nodes when there are several."""
+    """Folder that holds the runs; all nodes must share it if there are several."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the initial weights, the data order and dropout."""

@@ -21,7 +21,7 @@ class KVSettings(Section):
     """Tokens per block, a multiple of 16: what the prefix cache keeps and shares."""
 
     prefix_cache: bool = True
-    """Keep the blocks of finished requests for later ones that begin alike."""
+    """Keep the blocks of finished requests for later ones that begin in the same way."""
 
     @model_validator(mode="after")
     def _blocks_are_whole(self) -> KVSettings:
@@ -59,7 +59,7 @@ class LimitSettings(Section):
     """Bytes of a request's body."""
 
     read_timeout_s: float = Field(default=30.0, gt=0)
-    """Seconds in which a request's body has to arrive."""
+    """Seconds within which a request's body has to arrive."""
 
     prompt_tokens: int | None = Field(default=None, ge=1)
     """Tokens of one prompt; unset: the model's context."""
@@ -74,7 +74,7 @@ class LimitSettings(Section):
     """Choices of one request: its prompts times ``n``."""
 
     logprobs: int = Field(default=20, ge=0)
-    """Log-probabilities per token beside the chosen one's."""
+    """Log-probabilities per token in addition to the chosen one's."""
 
     stops: int = Field(default=16, ge=1)
     """Stop texts of one request, and stop tokens."""
@@ -86,17 +86,17 @@ class LimitSettings(Section):
     """Entries of ``logit_bias``."""
 
     unread_tokens: int = Field(default=8192, ge=1)
-    """Generated tokens that wait for one slow reader; one more ends its request."""
+    """Generated tokens that may wait for one slow reader; one more ends its request."""
 
     write_timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds in which a client has to take what was sent before its request is ended."""
+    """Seconds within which a client has to take what was sent, or its request is ended."""
 
     keep_alive_s: float = Field(default=15.0, gt=0)
     """Seconds of silence after which a stream sends a comment."""
 
 
 class AuthSettings(Section):
-    """``serve.auth``: who may ask. The keys themselves never stand in the configuration."""
+    """``serve.auth``: who may ask. The keys themselves are never in the configuration."""
 
     keys_file: str | None = Field(default=None, min_length=1)
     """File with one API key a line; blank lines and lines that begin with ``#`` do not count."""
@@ -115,7 +115,8 @@ class JournalSettings(Section):
 
     fsync: Literal["always", "interval", "never"] = "interval"
     """When batches are forced onto the disk: ``always`` each at once, ``interval`` one every
-    ``interval_s``, ``never`` when the system sees fit; then ``durable`` requests are refused."""
+    ``interval_s``, ``never`` leaves that to the system, and then
+    ``durable`` requests are refused."""
 
     interval_s: float = Field(default=0.2, gt=0)
     """Seconds from one batch to the next, unless ``fsync`` is ``always``."""
@@ -124,19 +125,19 @@ class JournalSettings(Section):
     """Tokens of one engine, prompts included, that may wait for the disk."""
 
     when_full: Literal["drop", "refuse"] = "drop"
-    """What happens then: ``drop`` leaves tokens out of the journal and counts them; ``refuse``
-    turns new requests away with 503, and what those under way still generate is kept."""
+    """What happens if more would wait: ``drop`` leaves tokens out of the journal and counts them;
+    ``refuse`` turns new requests away with 503, and what those under way still generate is kept."""
 
     ack_timeout_s: float = Field(default=30.0, gt=0)
-    """Seconds that the end of a ``durable`` request's answer waits for the disk; then it says that
-    its tokens are not there."""
+    """Seconds that the end of a ``durable`` request's answer waits for the disk; after that it says
+    that its tokens are not there."""
 
     segment_bytes: int = Field(default=64 * 2**20, ge=1)
-    """Size from which on a file is closed and another begun."""
+    """Bytes at which a file is closed and another begun."""
 
     keep_bytes: int | None = Field(default=None, ge=0)
     """Bytes of closed files that each engine's folder keeps: whenever a file is begun, the oldest
-    beyond that are deleted; unset: none is."""
+    beyond that are deleted; unset: none are."""
 
 
 class ServeSettings(Section):
@@ -162,8 +163,8 @@ class ServeSettings(Section):
     elsewhere."""
 
     batch_invariant: bool = True
-    """Compute every answer in an order that does not depend on who else is served; ``false`` takes
-    torch's own products, whose bits do."""
+    """Compute every answer in an order that does not depend on who else is served; ``false`` uses
+    torch's own products, whose bits do depend on it."""
 
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of each replica."""
@@ -187,7 +188,7 @@ class ServeSettings(Section):
     """What one request and one client may ask for."""
 
     auth: AuthSettings = AuthSettings()
-    """Who may ask. The keys themselves never stand in the configuration."""
+    """Who may ask. The keys themselves are never in the configuration."""
 
     journal: JournalSettings = JournalSettings()
     """Requests and generated tokens on disk, written beside the engines."""

@@ -26,7 +26,7 @@ class TrainSettings(Section):
     """``layer`` keeps only each layer's input and computes the rest again in backward."""
 
     cuda_graph: bool = False
-    """Capture the whole iteration as one CUDA graph; refused, as it is not built yet."""
+    """Capture the whole iteration as one CUDA graph; refused, because it is not built yet."""
 
     deterministic: bool = True
     """Refuse kernels whose result may differ from run to run."""
