@@ -8,9 +8,9 @@ from shoal.parallel.pipeline.timeline import Timeline, make_timeline
 
 __all__ = [
     "Action",
+    "ActionKind",
     "Boundary",
     "Chunk",
-    "ActionKind",
     "Links",
     "Pipeline",
     "Stages",
