@@ -115,8 +115,8 @@ class JournalSettings(Section):
 
     fsync: Literal["always", "interval", "never"] = "interval"
     """When batches are forced onto the disk: ``always`` each at once, ``interval`` one every
-    ``interval_s``, ``never`` leaves that to the system, and then
-    ``durable`` requests are refused."""
+    ``interval_s``, ``never`` leaves that to the system, and then ``durable`` requests are
+    refused."""
 
     interval_s: float = Field(default=0.2, gt=0)
     """Seconds from one batch to the next, unless ``fsync`` is ``always``."""
