@@ -36,14 +36,23 @@ def build(tree: dict[str, Any]) -> serve.Application:
     return build_application(serve_config_from_tree(tree))
 
 
-def build_application(config: ServeConfig) -> serve.Application:
-    """The application that serves ``config``'s model."""
+def build_application(config: ServeConfig, num_blocks: int | None = None) -> serve.Application:
+    """The application that serves ``config``'s model.
+
+    ``num_blocks`` is the size of each engine's pool, also when it is started again, where all of
+    them share a machine; unset, each engine decides by what it finds where it runs.
+    """
     settings = config.placed
     engines = [
         DeploymentActorConfig(
             name=engine_name(place),
             actor_class=ray.remote(EngineActor),
-            init_kwargs={"folder": str(config.folder), "settings": settings, "place": place},
+            init_kwargs={
+                "folder": str(config.folder),
+                "settings": settings,
+                "place": place,
+                "num_blocks": num_blocks,
+            },
             actor_options={"num_cpus": settings.threads, "max_concurrency": 10_000},
         )
         for place in range(settings.replicas)

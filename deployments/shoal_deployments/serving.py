@@ -54,7 +54,10 @@ def run(config: ServeConfig) -> int:
     Raises ConfigError for what cannot work, before Ray is started; WorkError where an engine
     cannot be started or the application ends.
     """
-    check_serving(config, None if is_elsewhere() else Host.here())
+    machine = None if is_elsewhere() else Host.here()
+    limits, _ = check_serving(config, machine)
+    # Decided once, before any engine takes memory, where all of them will share this machine.
+    num_blocks = None if machine is None else limits.num_blocks
     ApiKeys.read(config.serve.auth)
     if config.serve.journal.dir is not None:
         for place in range(config.serve.replicas):
@@ -74,7 +77,7 @@ def run(config: ServeConfig) -> int:
             kept_port(settings.host, port) if _shares_port() else nullcontext(),
             open_cluster(num_cpus=settings.num_cpus) as cluster,
             termination_raises(),  # a second time: Ray's core has put a handler of its own in place
-            _serving(config, port, cluster, console),
+            _serving(config, num_blocks, port, cluster, console),
         ):
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             url = f"http://{host}:{port}"
@@ -88,7 +91,9 @@ def run(config: ServeConfig) -> int:
 
 
 @contextmanager
-def _serving(config: ServeConfig, port: int, cluster: Cluster, console: Console) -> Iterator[None]:
+def _serving(
+    config: ServeConfig, num_blocks: int | None, port: int, cluster: Cluster, console: Console
+) -> Iterator[None]:
     """Serve inside this block."""
     check_places(config, cluster)
     check_unserved(cluster)
@@ -100,7 +105,7 @@ def _serving(config: ServeConfig, port: int, cluster: Cluster, console: Console)
                 proxy_location="HeadOnly",
                 http_options={"host": config.serve.host, "port": port},
             )
-            serve.run(build_application(config), name=APP, route_prefix="/")
+            serve.run(build_application(config, num_blocks), name=APP, route_prefix="/")
         except (RuntimeError, RayError) as error:  # what an actor of Serve raised, or its death
             last_line = str(error).strip().splitlines()[-1]
             application = serve.status().applications.get(APP)

@@ -13,6 +13,7 @@ from shoal.config import ServeConfig, serve_config_from_tree
 from shoal.errors import ConfigError
 from shoal.inference.refusals import check_machine
 from shoal_actors.driver import Cluster
+from shoal_deployments.application import build_application
 from shoal_deployments.checks import check_places, check_unserved
 from shoal_deployments.serving import run
 from tests.inference.small_models import random_folder
@@ -85,6 +86,12 @@ def test_the_command_refuses_it_before_ray_starts(
     tree = {"model": {"path": str(folder)}, "serve": {"port": 0} | settings}
     with pytest.raises(ConfigError, match=refusal):
         run(serve_config_from_tree(tree))
+
+
+def test_every_engine_gets_the_pool_that_was_planned() -> None:
+    application: Any = build_application(_config(replicas=2), 7)
+    actors = application._bound_deployment._deployment_config.deployment_actors
+    assert [actor.init_kwargs["num_blocks"] for actor in actors] == [7, 7]
 
 
 def test_what_others_serve_on_a_cluster_is_left_alone(ray_session: Cluster) -> None:

@@ -17,9 +17,7 @@ from shoal.inference.certify import Subject
 from shoal.inference.forward.model import ServedModel
 from shoal.inference.loading import (
     certified,
-    check_cache,
     end_of_text_ids,
-    limits_of,
     load_engine,
 )
 from shoal.ops.fixed import PackedLinear
@@ -56,7 +54,7 @@ def test_a_family_without_kernels_is_refused_by_name(tmp_path: Path) -> None:
     folder = random_folder(TINY["dots1"], tmp_path / "m")
     subject = Subject(folder=folder)
     refusals: list[Callable[[], object]] = [
-        lambda: limits_of(folder, ServeSettings()),
+        lambda: load_engine(folder, ServeSettings()),
         lambda: ServedModel.load(folder, batch_invariant=False),
         subject.load_decoder,
     ]
@@ -97,10 +95,12 @@ def test_a_cache_that_memory_cannot_hold_is_refused(tmp_path: Path) -> None:
     settings = ServeSettings.model_validate({"kv": {"tokens": 10**12}})
     with pytest.raises(ConfigError, match=r"serve\.kv\.tokens = 1000000000000: they take .* free"):
         load_engine(folder, settings)
-    few = ServeSettings.model_validate({"kv": {"tokens": 640}})
-    check_cache(folder, few)
-    with pytest.raises(ConfigError, match=r"bytes in 1000000000 engines, and .* are free"):
-        check_cache(folder, few, num_engines=10**9)
+
+
+def test_a_pool_that_was_decided_for_all_engines_is_taken_as_it_is(tmp_path: Path) -> None:
+    folder = random_folder(TINY["smollm2"], tmp_path / "m")
+    settings = ServeSettings.model_validate({"kv": {"tokens": 10**12}})
+    assert load_engine(folder, settings, num_blocks=3).limits.num_blocks == 3
 
 
 def _change(path: Path, **values: Any) -> None:

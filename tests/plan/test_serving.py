@@ -14,7 +14,8 @@ from shoal.config import ServeConfig, serve_config_from_tree
 from shoal.errors import ConfigError
 from shoal.inference.forward.sizes import weight_bytes
 from shoal.inference.loading import load_engine
-from shoal.inference.refusals import PROCESS_BYTES, Host
+from shoal.inference.pool import PROCESS_BYTES
+from shoal.inference.refusals import Host
 from shoal.models import DecoderConfig
 from shoal.ops.fixed import KVCache
 from shoal.plan.serving import ServingPlan, plan_serving
@@ -88,10 +89,24 @@ def test_a_pool_without_a_size_is_the_engines(tmp_path: Path) -> None:
     little = Host(num_cpus=8, free_bytes=16 * made.block_bytes)
     with pytest.raises(ConfigError, match=r"serve\.replicas = 1: 1 engines and 1 frontends"):
         plan_serving(_config(folder, kv={"block_tokens": 16}), little)
-    # Half of what is free, shared by the replicas, where that is less.
+    # Half of what weights and processes leave, shared by the replicas, where that is less.
     many = {"sequences": 2**14, "tokens": 2**14}
-    shared = _plan(folder, batch=many, replicas=2, precision="fp32")
-    assert shared.limits.num_blocks == HOST.free_bytes // 4 // shared.block_bytes
+    shared = _plan(folder, batch=many, replicas=2, frontends=1, precision="fp32")
+    left = HOST.free_bytes - 2 * shared.weight_bytes - 3 * PROCESS_BYTES
+    assert shared.limits.num_blocks == left // 4 // shared.block_bytes
+    assert shared.node_bytes < HOST.free_bytes
+
+
+def test_weights_for_which_there_is_no_room_are_refused(tmp_path: Path) -> None:
+    folder = random_folder(TINY["smollm2"], tmp_path / "m")
+    needed = _plan(folder, kv={"tokens": 64}).weight_bytes
+    for kv in ({}, {"tokens": 64}):
+        for replicas, remedy in ((3, r"Use at most 2\."), (1, r"or use a smaller serve\.prec")):
+            # Half of an engine is missing.
+            free = replicas * (needed + PROCESS_BYTES) + PROCESS_BYTES - needed // 2
+            with pytest.raises(ConfigError, match=rf"serve\.replicas = {replicas}: .*{remedy}"):
+                config = _config(folder, kv=kv, replicas=replicas, frontends=1)
+                plan_serving(config, Host(num_cpus=8, free_bytes=free))
 
 
 def test_longest_requests_and_what_a_machine_holds(tmp_path: Path) -> None:

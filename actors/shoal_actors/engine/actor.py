@@ -53,13 +53,15 @@ _FAREWELL_S = 1.0
 class EngineActor:
     """Made by Ray; ready once the model is loaded, packed and certified."""
 
-    def __init__(self, folder: str, settings: ServeSettings, place: int = 0) -> None:
-        """``place`` among the engines names its journal.
+    def __init__(
+        self, folder: str, settings: ServeSettings, place: int = 0, num_blocks: int | None = None
+    ) -> None:
+        """``place`` among the engines names its journal; ``num_blocks`` as for ``load_engine``.
 
         Raises ConfigError and WorkError as ``load_engine`` does, ConfigError for the journal.
         """
         torch.set_num_threads(settings.threads)
-        engine = load_engine(Path(folder), settings)
+        engine = load_engine(Path(folder), settings, num_blocks)
         certificate = certified(engine)
         self._facts = EngineFacts(
             limits=engine.limits,

@@ -9,27 +9,30 @@ from shoal.config import ServeSettings
 from shoal.data.tokenizer import Tokenizer, check_vocabulary, load_tokenizer, tokenizer_name
 from shoal.errors import ConfigError
 from shoal.inference.engine import Engine
-from shoal.inference.forward.model import ServedModel, check_served
-from shoal.inference.forward.precision import activation_dtype, resolved_precision
+from shoal.inference.forward.model import ServedModel
 from shoal.inference.limits import Limits
+from shoal.inference.pool import EngineSizes, Room, pool_blocks
 from shoal.memory import available_bytes
 from shoal.models import DecoderConfig, read_hf_config
 from shoal.models.hf_folder import read_json
-from shoal.ops.fixed import KVCache
 from shoal.ops.fixed.certify import Certificate
 
-_CACHE_SHARE = 0.5
-"""Of the memory that is available, what the caches of all replicas of a machine may take."""
 
-
-def load_engine(folder: Path, serve: ServeSettings) -> Engine:
+def load_engine(folder: Path, serve: ServeSettings, num_blocks: int | None = None) -> Engine:
     """The engine of one replica.
+
+    ``num_blocks`` is the size of its pool where that was decided for all engines of the machine
+    together; unset, this one decides, by the memory that it finds free.
 
     Raises ConfigError for a folder without a supported model and for settings that do not fit it,
     WorkError for damaged files.
     """
-    limits = limits_of(folder, serve)
-    check_cache(folder, serve)
+    config = DecoderConfig.from_hf(read_hf_config(folder))
+    if num_blocks is None:
+        sizes = EngineSizes.of(config, serve)
+        room = Room.beside_others(serve, sizes, available_bytes())
+        num_blocks = pool_blocks(config, serve, sizes, room)
+    limits = limits_of(config, serve, num_blocks)
     tokenizer = served_tokenizer(folder)
     end_ids = end_of_text_ids(folder, tokenizer)
     model = ServedModel.load(folder, serve.precision, batch_invariant=serve.batch_invariant)
@@ -89,13 +92,8 @@ def _checked(values: list[Any], path: Path, vocab_size: int) -> list[int]:
     return ids
 
 
-def limits_of(folder: Path, serve: ServeSettings, free_bytes: int | None = None) -> Limits:
-    """What an engine for the model in ``folder`` can take, before its weights are read.
-
-    ``free_bytes`` is the memory of its machine; unset, this one's.
-    """
-    config = DecoderConfig.from_hf(read_hf_config(folder))
-    check_served(config)
+def limits_of(config: DecoderConfig, serve: ServeSettings, num_blocks: int) -> Limits:
+    """What an engine with a pool of ``num_blocks`` can take."""
     if serve.batch.tokens < serve.batch.sequences:
         raise ConfigError(
             "serve.batch.tokens",
@@ -106,9 +104,7 @@ def limits_of(folder: Path, serve: ServeSettings, free_bytes: int | None = None)
     return Limits(
         vocab_size=config.vocab_size,
         context_length=config.max_position_embeddings,
-        num_blocks=_num_blocks(
-            config, serve, available_bytes() if free_bytes is None else free_bytes
-        ),
+        num_blocks=num_blocks,
         block_size=serve.kv.block_tokens,
         prefix_cache=serve.kv.prefix_cache,
         max_running=serve.batch.sequences,
@@ -121,55 +117,3 @@ def limits_of(folder: Path, serve: ServeSettings, free_bytes: int | None = None)
         max_stop_length=serve.limits.stop_characters,
         max_logit_biases=serve.limits.logit_bias,
     )
-
-
-def check_cache(
-    folder: Path, serve: ServeSettings, num_engines: int = 1, free_bytes: int | None = None
-) -> None:
-    """Refuse a ``serve.kv.tokens`` for which a machine has no room ``num_engines`` times.
-
-    Of its memory ``free_bytes`` are free; unset, it is this machine.
-    """
-    if serve.kv.tokens is None:
-        return
-    block_bytes = cache_block_bytes(DecoderConfig.from_hf(read_hf_config(folder)), serve)
-    wanted = serve.kv.tokens // serve.kv.block_tokens * block_bytes * num_engines
-    free = available_bytes() if free_bytes is None else free_bytes
-    if wanted > free:
-        held = free // (block_bytes * num_engines) * serve.kv.block_tokens
-        times = f" in {num_engines} engines" if num_engines > 1 else ""
-        raise ConfigError(
-            "serve.kv.tokens",
-            serve.kv.tokens,
-            f"they take {wanted:,} bytes{times}, and {free:,} are free",
-            f"Use at most {held}, or leave it out" if held else "Free some memory",
-        )
-
-
-def cache_block_bytes(config: DecoderConfig, serve: ServeSettings) -> int:
-    """Memory that one block of an engine's cache takes, over all layers."""
-    dtype = activation_dtype(resolved_precision(serve.precision))
-    return KVCache.block_bytes(
-        serve.kv.block_tokens,
-        config.num_layers,
-        config.num_key_value_heads,
-        config.head_dim,
-        dtype,
-    )
-
-
-def _num_blocks(config: DecoderConfig, serve: ServeSettings, free_bytes: int) -> int:
-    size = serve.kv.block_tokens
-    if serve.kv.tokens is not None:
-        return serve.kv.tokens // size
-    block_bytes = cache_block_bytes(config, serve)
-    wanted = -(-config.max_position_embeddings // size) * serve.batch.sequences
-    held = int(free_bytes * _CACHE_SHARE / serve.replicas) // block_bytes
-    if held < 1:
-        raise ConfigError(
-            "serve.kv.tokens",
-            None,
-            f"the memory that is free has no room for one block of {block_bytes:,} bytes",
-            "Free some, or serve fewer replicas",
-        )
-    return min(wanted, held)

@@ -7,15 +7,11 @@ from dataclasses import dataclass
 
 from shoal.config import ServeConfig, ServeSettings
 from shoal.errors import ConfigError
-from shoal.inference.forward.packing import packing_of
-from shoal.inference.forward.precision import resolved_precision
 from shoal.inference.limits import Limits
-from shoal.inference.loading import check_cache, end_of_text_ids, limits_of, served_tokenizer
+from shoal.inference.loading import end_of_text_ids, limits_of, served_tokenizer
+from shoal.inference.pool import PROCESS_BYTES, EngineSizes, Room, given_blocks, pool_blocks
 from shoal.memory import available_bytes
-from shoal.models import HFWeights
-
-PROCESS_BYTES = 256 * 2**20
-"""Less than any process of ours takes: Python with torch and Ray alone."""
+from shoal.models import DecoderConfig, HFWeights, read_hf_config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,11 +29,21 @@ class Host:
         """The machine that this process runs on."""
         return Host(num_cpus=len(os.sched_getaffinity(0)), free_bytes=available_bytes())
 
+    def room(self, settings: ServeSettings) -> Room:
+        """For all engines and frontends, none of which has started."""
+        return Room(
+            free_bytes=self.free_bytes,
+            num_engines=settings.replicas,
+            num_processes=settings.replicas + settings.num_frontends,
+            num_pools=settings.replicas,
+        )
 
-def check_serving(config: ServeConfig, host: Host | None) -> Limits:
-    """What each engine will be able to take, of a model and settings that can be served.
 
-    On ``host``, or where it is None on machines of which nothing is known.
+def check_serving(config: ServeConfig, host: Host | None) -> tuple[Limits, EngineSizes]:
+    """What each engine will be able to take and will keep, of what can be served.
+
+    On ``host``, or where it is None on machines of which nothing is known; there each engine sizes
+    a pool without ``serve.kv.tokens`` itself, as one on this machine would.
 
     Raises:
         ConfigError: for a folder without a supported model, settings that do not fit it, and more
@@ -46,13 +52,18 @@ def check_serving(config: ServeConfig, host: Host | None) -> Limits:
     """
     folder, settings = config.folder, config.serve
     HFWeights(folder)  # reads no more than names and shapes
-    limits = limits_of(folder, settings, None if host is None else host.free_bytes)
     end_of_text_ids(folder, served_tokenizer(folder))
-    packing_of(resolved_precision(settings.precision), batch_invariant=settings.batch_invariant)
+    decoder = DecoderConfig.from_hf(read_hf_config(folder))
+    sizes = EngineSizes.of(decoder, settings)
     if host is not None:
         check_machine(settings, host.num_cpus, host.free_bytes)
-        check_cache(folder, settings, settings.replicas, host.free_bytes)
-    return limits
+        num_blocks = pool_blocks(decoder, settings, sizes, host.room(settings))
+    elif (given := given_blocks(settings)) is not None:
+        num_blocks = given
+    else:
+        room = Room.beside_others(settings, sizes, available_bytes())
+        num_blocks = pool_blocks(decoder, settings, sizes, room)
+    return limits_of(decoder, settings, num_blocks), sizes
 
 
 def check_machine(settings: ServeSettings, num_cpus: int, free_bytes: int) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 from shoal.config import ServeConfig, ServeSettings
 from shoal.errors import ConfigError, ConfigErrors
 from shoal.inference.forward.precision import resolved_precision
-from shoal.inference.forward.sizes import weight_bytes
 from shoal.inference.limits import Limits
-from shoal.inference.loading import cache_block_bytes
-from shoal.inference.refusals import PROCESS_BYTES, Host, check_serving
+from shoal.inference.pool import PROCESS_BYTES
+from shoal.inference.refusals import Host, check_serving
 from shoal.models import DecoderConfig, read_hf_config
 from shoal.plan.groups import whole_shapes
 
@@ -112,7 +111,7 @@ class ServingPlan:
 def plan_serving(config: ServeConfig, host: Host | None) -> ServingPlan:
     """The plan of serving as ``config`` says, all of it on ``host``.
 
-    Without one, a pool that ``serve.kv.tokens`` does not size is sized by this machine's memory.
+    Without one, a pool that ``serve.kv.tokens`` does not size is that of an engine on this machine.
     Reads the model's config and the names and shapes of its weights.
 
     Raises:
@@ -120,7 +119,7 @@ def plan_serving(config: ServeConfig, host: Host | None) -> ServingPlan:
         WorkError: for a damaged file of weights.
     """
     settings = config.serve
-    limits = check_serving(config, host)
+    limits, sizes = check_serving(config, host)
     decoder = DecoderConfig.from_hf(read_hf_config(config.folder))
     return ServingPlan(
         name=config.served_name,
@@ -129,10 +128,8 @@ def plan_serving(config: ServeConfig, host: Host | None) -> ServingPlan:
         precision=resolved_precision(settings.precision),
         settings=settings,
         limits=limits,
-        weight_bytes=weight_bytes(
-            decoder, settings.precision, batch_invariant=settings.batch_invariant
-        ),
-        block_bytes=cache_block_bytes(decoder, settings),
+        weight_bytes=sizes.weight_bytes,
+        block_bytes=sizes.block_bytes,
         host=host,
     )
 

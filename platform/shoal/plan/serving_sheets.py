@@ -90,6 +90,4 @@ def _free(plan: ServingPlan) -> str:
     if plan.host is None:
         return "What a step computes with comes on top."
     free = bytes_text(plan.host.free_bytes)
-    if plan.node_bytes > plan.host.free_bytes:
-        return f"This machine has only {free} free."
     return f"What a step computes with comes on top. This machine has {free} free."
