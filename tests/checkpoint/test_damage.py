@@ -93,7 +93,14 @@ def test_a_file_of_another_size_makes_the_step_incomplete(
     assert [step.number for step in steps(checkpoints)] == [1]
 
 
-@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_text(path.read_text()[:50])])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        Path.unlink,
+        lambda path: path.write_text(path.read_text()[:50]),
+        lambda path: path.write_text("[" * 100_000),
+    ],
+)
 def test_a_step_without_a_whole_manifest_is_passed_over(
     checkpoints: Path, harm: Callable[[Path], None]
 ) -> None:

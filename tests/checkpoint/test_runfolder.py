@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("text", [b"checkpoint: [", b"\xff\xfe"])
+@pytest.mark.parametrize("text", [b"checkpoint: [", b"\xff\xfe", b"[" * 5000])
 def test_a_damaged_configuration_does_not_hide_where_checkpoints_are(
     tmp_path: Path, text: bytes
 ) -> None:

@@ -62,18 +62,32 @@ def test_score_takes_texts_and_chats(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{", "not valid JSON"),
-        ("[]", "nothing to score"),
-        ('{"tokens": [true]}', "nothing to score"),
-        ('{"tokens": [999]}', "outside the vocabulary"),
-        ('{"tokens": []}', "no tokens"),
+        (b"{", ": it is not valid JSON: "),
+        (b'{"tokens": [' + b"1" * 5000 + b"]}", ": it is not valid JSON: "),
+        (b"[" * 100_000, ": it is nested too deeply. Mend or remove the line."),
+        (b'{"prompt": "caf\xe9"}', ": it is not UTF-8: "),
+        (b"[]", ": it has nothing to score. "),
+        (b'{"tokens": [true]}', ": it has nothing to score. "),
+        (b'{"tokens": [999]}', ", 1 tokens': a token is outside the vocabulary"),
+        (b'{"tokens": []}', ", 0 tokens': it has no tokens"),
+        (b'{"messages": []}', ", messages': it is not a list of at least one message. "),
+        (b'{"messages": [{"content": "Hi"}]}', ", messages': message 1 has no role. "),
     ],
 )
-def test_score_names_a_wrong_line(line: str, problem: str, folder: Path) -> None:
-    (folder.parent / "wrong.jsonl").write_text(line)
+def test_score_names_a_wrong_line_as_the_file_counts(
+    line: bytes, problem: str, folder: Path
+) -> None:
+    (folder.parent / "wrong.jsonl").write_bytes(b'\n{"tokens": [1, 2]}\n\n' + line)
     result = shoal_here("score", "model", "wrong.jsonl", cwd=folder.parent)
-    assert result.returncode == 2
-    assert "line 1" in result.stderr and problem in result.stderr
+    assert (result.returncode, result.stdout) == (2, "")
+    (said,) = complaints(result)
+    assert said.startswith("FILE = 'line 4") and problem in said
+
+
+def test_score_drops_a_mark_before_the_first_line(folder: Path) -> None:
+    (folder.parent / "marked.jsonl").write_bytes(b'\xef\xbb\xbf{"tokens": [1, 2]}\r\n')
+    result = shoal_here("score", "model", "marked.jsonl", cwd=folder.parent)
+    assert result.returncode == 0 and json.loads(result.stdout)["tokens"] == [1, 2]
 
 
 def test_generate_takes_what_a_request_over_http_may_ask_for(folder: Path) -> None:
@@ -112,6 +126,7 @@ def test_generate_takes_what_a_request_over_http_may_ask_for(folder: Path) -> No
         (("generate", "model", "--prompt", "x", "--stop-token-id", "999"), "stop_token_ids = 999"),
         (("generate", "model", "--prompt", "x" * 64), "leaves no room"),
         (("score", "model", "absent.jsonl"), "no such file"),
+        (("score", "model", "model"), "it is a folder"),
         (("certify", "absent"), "no such folder"),
         (("generate", ".", "--prompt", "x"), "MODEL = '.': there is no config.json"),
     ],

@@ -115,6 +115,15 @@ def test_hugging_faces_conventions() -> None:
     assert rendered == '<s>{"b": "<é>", "a": 1}{\n "a": 1,\n "b": "<é>"\n}\n%yes'
 
 
+def test_messages_that_are_nested_too_deeply_are_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    template = ChatTemplate("{% generation %}{% endgeneration %}", TOKENS)
+    with pytest.raises(ConfigError, match="refuses them: maximum recursion"):
+        template.render([{"role": "user", "content": deep}], add_generation_prompt=True)
+
+
 @pytest.mark.parametrize(
     ("template", "problem"),
     [

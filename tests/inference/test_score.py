@@ -42,14 +42,15 @@ def test_scores_equal_the_engines(name: str, kind: fixed.Kind) -> None:
         scored = [*answer.prompt_logprobs[1:], *answer.logprobs]
         lines.append((*prompt, *answer.token_ids))
         expected.append(tuple(each.logprob for each in scored if each is not None))
-    found = list(Scorer(decoder_of(TINY[name], model.dtype), kind).score(lines))
+    found = list(Scorer(decoder_of(TINY[name], model.dtype), kind).score(enumerate(lines, 1)))
     assert found == expected
 
 
 def test_scores_are_close_to_those_of_the_plain_forward() -> None:
     decoder = decoder_of(TINY["qwen3_moe"], torch.float32).eval()
     lines = [list(range(9)), [5], list(range(40, 80))]
-    for line, scores in zip(lines, Scorer(decoder, "fp32").score(lines), strict=True):
+    found = Scorer(decoder, "fp32").score(enumerate(lines, 1))
+    for line, scores in zip(lines, found, strict=True):
         tokens = torch.tensor([line])
         labels = torch.cat([tokens[:, 1:], torch.tensor([[-100]])], dim=1)
         with torch.no_grad():
@@ -67,8 +68,8 @@ def test_a_wrong_line_is_named() -> None:
         ([3, 257], "outside the vocabulary"),
         ([3] * 65, "longer than the context"),
     ):
-        with pytest.raises(ConfigError, match=f"line 2.*{problem}"):
-            list(scorer.score([[1, 2], line]))
+        with pytest.raises(ConfigError, match=f"line 7, .*{problem}"):
+            list(scorer.score([(3, [1, 2]), (7, line)]))
 
 
 def test_cosine_and_sine_do_not_depend_on_place() -> None:

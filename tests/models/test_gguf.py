@@ -186,6 +186,13 @@ def test_other_files_are_refused_by_name(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_text_that_is_not_utf_8_is_damage(tmp_path: Path) -> None:
+    metadata = {"llama.rope.scaling.type": (b"\xff", gguf.GGUFValueType.STRING)}
+    write_gguf(tmp_path / "model.gguf", HF, metadata=metadata)
+    with pytest.raises(WorkError, match=r"model\.gguf is damaged: llama\.rope\.scaling\.type is"):
+        import_model(str(tmp_path / "model.gguf"), tmp_path / "out")
+
+
 def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file or folder"):
         import_model(str(tmp_path / "none"), tmp_path / "out")

@@ -205,11 +205,16 @@ def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
     index.unlink()
     with pytest.raises(ConfigError, match=r"neither model.safetensors nor"):
         HFWeights(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="not valid JSON"):
-        HFWeights(tmp_path)
+    for text in (b"{", b'{"hidden_size": "\xe9"}', b'{"hidden_size": ' + b"1" * 5000 + b"}"):
+        (tmp_path / "config.json").write_bytes(text)
+        with pytest.raises(ConfigError, match="not valid JSON"):
+            HFWeights(tmp_path)
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ConfigError, match="nested too deeply"):
+        HFWeights(tmp_path)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(ConfigError, match=r"config\.json': it is a folder"):
         HFWeights(tmp_path)
 
 

@@ -324,12 +324,21 @@ def test_other_formats_and_damage(tmp_path: Path) -> None:
     (release / "__0_0.distcp").write_bytes(content[: len(content) // 2])
     with pytest.raises(WorkError, match="copy it again"):
         import_model(str(release), tmp_path / "out")
+    for text in ("{", "[" * 100_000):
+        (release / "metadata.json").write_text(text)
+        with pytest.raises(WorkError, match=r"metadata\.json is damaged"):
+            MegatronWeights(release)
     (release / "metadata.json").write_text('{"sharded_backend": "zarr"}')
     with pytest.raises(ConfigError, match="only torch_dist"):
         MegatronWeights(release)
     (release / "mp_rank_00").mkdir()
     with pytest.raises(ConfigError, match="older format"):
         MegatronWeights(tmp_path / "megatron")
-    (tmp_path / "megatron" / "latest_checkpointed_iteration.txt").write_text("5\n")
+    tracker = tmp_path / "megatron" / "latest_checkpointed_iteration.txt"
+    for content in (b"\xff", b"1" * 5000):
+        tracker.write_bytes(content)
+        with pytest.raises(WorkError, match=r"iteration\.txt is damaged"):
+            MegatronWeights(tmp_path / "megatron")
+    tracker.write_text("5\n")
     with pytest.raises(ConfigError, match="iter_0000005, which is absent"):
         MegatronWeights(tmp_path / "megatron")

@@ -71,7 +71,7 @@ class RunFolder:
             storage = config["checkpoint"]["storage"]
         except (FileNotFoundError, NotADirectoryError, KeyError, TypeError):
             return cls(path)
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise WorkError(
                 f"{file}, which says where the run's checkpoints are, cannot be read: {error}. "
                 "Give their folder or URI instead."

@@ -28,16 +28,17 @@ class Scorer:
         dynamic = config.rotary.kind == "dynamic"
         self._most_tokens = config.max_position_embeddings if dynamic else _PASS_TOKENS
 
-    def score(self, lines: Iterable[Sequence[int]]) -> Iterator[tuple[float, ...]]:
+    def score(self, lines: Iterable[tuple[int, Sequence[int]]]) -> Iterator[tuple[float, ...]]:
         """For each line its tokens' log-probabilities from the second on, given those before.
 
-        Lines are packed into passes as training packs its documents; that changes no bit. Raises
+        A line is its number in the user's file, for messages, and its tokens. Lines are packed
+        into passes as training packs its documents; that changes no bit. Raises
         ConfigError for a line without tokens, with a token outside the vocabulary, or longer than
         the model's context.
         """
         with fixed_order(self._precision):
             pending: list[Sequence[int]] = []
-            for number, line in enumerate(lines, 1):
+            for number, line in lines:
                 self._check(number, line)
                 if pending and sum(map(len, pending)) + len(line) > self._most_tokens:
                     yield from self._pass(pending)

@@ -67,9 +67,12 @@ class GGUFFile:
             )
 
     def value(self, key: str, default: Any = None) -> Any:
-        """A value of the file's metadata."""
+        """A value of the file's metadata; WorkError for a text that is none."""
         field = self._reader.get_field(key)
-        return default if field is None else field.contents()
+        try:
+            return default if field is None else field.contents()
+        except UnicodeDecodeError as error:
+            raise WorkError(f"{self.path} is damaged: {key} is not UTF-8 ({error})") from error
 
     def config(self) -> dict[str, Any]:
         """The Hugging Face config that the metadata describe."""

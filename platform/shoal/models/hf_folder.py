@@ -37,7 +37,9 @@ def read_json(path: Path) -> dict[str, Any]:
             f"there is no {path.name} in this folder",
             "Give the folder of a Hugging Face model; shoal export makes one of a run",
         ) from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except IsADirectoryError:
+        raise ConfigError(_FIELD, str(path), "it is a folder", "Fetch the file again") from None
+    except ValueError as error:  # no UTF-8, no JSON, or a number of too many digits
         raise ConfigError(
             _FIELD, str(path), f"it is not valid JSON: {error}", "Fetch the file again"
         ) from error

@@ -77,7 +77,7 @@ class Manifest:
             fields = json.loads(read_file(path))
         except OSError as error:
             raise WorkError(f"{path} {unreadable(path, error)}.") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise WorkError(f"{path} is cut or damaged: {error}.") from error
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise WorkError(f"{path} is no manifest of a Shoal checkpoint.")

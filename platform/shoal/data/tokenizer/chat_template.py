@@ -116,9 +116,9 @@ class ChatTemplate:
 
     def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         """Text, with markers around the assistant's words if the template has blocks for them."""
-        if self._has_generation:
-            _refuse_markers(messages)
         try:
+            if self._has_generation:
+                _refuse_markers(messages)
             variables = {
                 "messages": messages,
                 "tools": None,

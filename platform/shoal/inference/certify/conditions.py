@@ -160,7 +160,8 @@ def training_forward(lab: Laboratory) -> Iterator[Case]:
         (*request.prompt, *trace.tokens) for request, trace in zip(requests, answers, strict=True)
     ]
     traces = {}
-    for request, trace, scores in zip(requests, answers, scorer.score(lines), strict=True):
+    scored = scorer.score(enumerate(lines, 1))
+    for request, trace, scores in zip(requests, answers, scored, strict=True):
         border = len(request.prompt) - 1
         prompt = scores[:border] if request.params.prompt_logprobs is not None else None
         traces[request.id] = Trace(

@@ -61,13 +61,17 @@ def iteration_folder(folder: Path) -> Path:
 
 
 def _newest(folder: Path) -> Path:
-    name = (folder / TRACKER).read_text(encoding="utf-8").strip()
-    return folder / (f"iter_{int(name):07}" if name.isdecimal() else name)
+    path = folder / TRACKER
+    try:
+        name = path.read_text(encoding="utf-8").strip()
+        return folder / (f"iter_{int(name):07}" if name.isdecimal() else name)
+    except ValueError as error:  # no UTF-8, or a number of too many digits
+        raise WorkError(f"{path} is damaged ({error}); copy it again") from error
 
 
 def _backend(path: Path) -> object:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise WorkError(f"{path} is damaged ({error}); copy it again") from error
     return values.get("sharded_backend") if isinstance(values, dict) else None
