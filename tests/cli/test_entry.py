@@ -98,6 +98,40 @@ def test_wrong_input_is_refused_in_one_message(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "run.yaml"]
 
 
+def test_the_python_of_what_is_not_measured(tmp_path: Path) -> None:
+    done = shoal_here("bench", "engine", "--vllm-python", "python", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        2,
+        "",
+        "--vllm-python = 'python': vLLM is not run. Add --against vllm.\n",
+    )
+
+
+def test_a_folder_to_measure_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code = (
+        "import sys\n"
+        "from shoal.cli import main\n"
+        "try: main()\n"
+        "finally: assert 'torch' not in sys.modules\n"
+    )
+    for folder, why in (("none", "No such file or directory"), ("file", "Not a directory")):
+        words = ["bench", "checkpoint", "--folder", folder]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (
+            2,
+            "",
+            f"--folder = '{folder}': nothing can be written there: {why}. "
+            "Give a folder that there is and that you may write to.\n",
+        )
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     done = shoal("train", "nowhere.yaml", cwd=tmp_path)
     assert done.returncode == 2

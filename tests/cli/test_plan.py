@@ -104,10 +104,21 @@ def test_a_number_of_gpus_goes_with_their_kind(tmp_path: Path) -> None:
     assert done.stderr.startswith("--gpus = 8: no kind of GPU is given")
 
 
-def test_memory_is_for_a_search(tmp_path: Path) -> None:
+def test_gpus_are_not_measured_with_a_search_either(tmp_path: Path) -> None:
     config = write_config(tmp_path)
-    done = shoal_here("plan", str(config), "--memory", "1", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
+    for search in ((), ("--search",)):
+        options = (*search, "--gpu", "H100", "--measure")
+        done = shoal_here("plan", str(config), *options, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("--gpu = 'H100': --measure is of CPUs. Leave one of")
+
+
+def test_memory_and_a_number_of_layouts_are_for_a_search(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    for name, value in (("--memory", "1.0"), ("--top", "3")):
+        done = shoal_here("plan", str(config), name, value, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (f"{name} = {value}: only a search has a use for it. Add --search.\n")
     done = shoal_here("plan", str(config), "--search", "--memory", "0.0001", cwd=tmp_path)
     assert done.returncode == 2
     assert "none of" in done.stderr and "fits into memory" in done.stderr

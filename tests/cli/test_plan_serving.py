@@ -61,10 +61,33 @@ def test_refusals_of_serving_alone(tmp_path: Path) -> None:
         "serve.batch.tokens = 8: a step holds at least one token of each of 32 sequences. "
         "Give at least 32, or lower serve.batch.sequences.\n"
     )
-    for option in (("--search",), ("--gpu", "H100"), ("--svg", "plan.svg"), ("--memory", "1")):
+    for option in (
+        ("--search",),
+        ("--measure",),
+        ("--gpu", "H100"),
+        ("--gpu", "H100", "--gpus", "8"),
+        ("--gpus", "8"),
+        ("--svg", "plan.svg"),
+        ("--memory", "0"),
+        ("--top", "3"),
+    ):
         done = shoal_here("plan", str(config), *option, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(f"{option[0]} = ") and "serving alone" in done.stderr
+
+
+def test_a_file_that_names_a_model_alone_is_of_serving(tmp_path: Path) -> None:
+    config = _write(tmp_path)
+    done = shoal_here("plan", str(config), "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout).keys() == {"serving"}
+    done = shoal_here("plan", str(config), "--set", "train.steps=1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("data = None: is required")  # it has begun to describe a run
+    config.write_text("model: {config: {model_type: llama}}")
+    done = shoal_here("plan", str(config), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("data = None: is required")
 
 
 def test_serving_stands_below_training(tmp_path: Path) -> None:

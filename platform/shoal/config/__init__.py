@@ -7,6 +7,7 @@ from shoal.config.guard import GuardSettings
 from shoal.config.load import config_from_tree, dump_config, load_config, load_tree
 from shoal.config.model import ModelSettings
 from shoal.config.optimizer import OptimizerSettings, ScheduleSettings
+from shoal.config.overrides import apply_overrides
 from shoal.config.parallel import ParallelSettings
 from shoal.config.precision import PrecisionSettings
 from shoal.config.run import RunSettings
@@ -53,6 +54,7 @@ __all__ = [
     "ShardingSettings",
     "SourceSettings",
     "TrainSettings",
+    "apply_overrides",
     "config_from_tree",
     "describes_training",
     "dump_config",

@@ -109,8 +109,13 @@ def load_serve_config(path: Path, overrides: Sequence[str] = ()) -> ServeConfig:
 
 
 def describes_training(tree: dict[str, Any]) -> bool:
-    """Whether a file's plain values are meant for training, and not for serving alone."""
-    return "serve" not in tree or bool(_TRAINING & tree.keys())
+    """Whether a file's plain values are meant for training, and not for serving alone.
+
+    What has neither keys of training nor anything to serve may be the beginning of a run's file.
+    """
+    model = tree.get("model")
+    names_folder = isinstance(model, dict) and "path" in model
+    return bool(_TRAINING & tree.keys()) or not ("serve" in tree or names_folder)
 
 
 def serve_config_from_tree(tree: dict[str, Any]) -> ServeConfig:

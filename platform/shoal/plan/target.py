@@ -38,9 +38,11 @@ def machine_and_rates(
 
 
 def search_target(
-    config: Config, *, gpu: str | None, memory_gib: float | None
+    config: Config, *, gpu: str | None, measure: bool, memory_gib: float | None
 ) -> tuple[Machine, Rates, int]:
     """As ``machine_and_rates``, with the memory that a step may fill on each device.
+
+    CPUs are measured in any case, since a search goes by time.
 
     Raises:
         ConfigError: also where the workers run on GPUs and nobody said of which kind.
@@ -49,7 +51,7 @@ def search_target(
     if gpu is None and not on_cpus:
         problem = "how fast the workers' GPUs are is not known"
         raise ConfigError("--gpu", None, problem, f"Name their kind: {', '.join(GPUS)}")
-    machine, rates = machine_and_rates(config, gpu=gpu, measure=on_cpus)
+    machine, rates = machine_and_rates(config, gpu=gpu, measure=measure or on_cpus)
     assert rates is not None and rates.memory_bytes is not None
     if memory_gib is None:
         return machine, rates, rates.memory_bytes

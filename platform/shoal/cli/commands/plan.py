@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from shoal.cli.options import AsJson, ConfigFile, Overrides
 from shoal.config import (
     Config,
+    apply_overrides,
     config_from_tree,
     describes_training,
     load_tree,
@@ -41,8 +42,10 @@ Memory = Annotated[
     typer.Option("--memory", metavar="GIB", help="Memory that a search may fill on each device."),
 ]
 Top = Annotated[
-    int, typer.Option("--top", min=1, max=100, help="Number of layouts that a search shows.")
+    int | None,
+    typer.Option("--top", min=1, max=100, help="Number of layouts that a search shows; unset: 5."),
 ]
+_TOP = 5
 
 
 def plan(
@@ -55,32 +58,63 @@ def plan(
     search: Search = False,
     gpus: Gpus = None,
     memory: Memory = None,
-    top: Top = 5,
+    top: Top = None,
 ) -> None:
     """Show what a run, or serving, will need, or the reasons to refuse it.
 
     For a run that is mesh, ranks, memory, traffic and time of a step; for serving, where the file
-    has a section serve, weights, keys and values.
+    has a section serve or names a model's folder alone, weights, keys and values.
     """
-    if gpus is not None and gpu is None:
-        problem = "no kind of GPU is given, and a plan without one may be for CPUs"
-        raise ConfigError("--gpus", gpus, problem, f"Add --gpu, or --set cluster.workers={gpus}")
-    laid_over = [*(overrides or ()), *([] if gpus is None else [f"cluster.workers={gpus}"])]
-    tree = load_tree(config, laid_over)
+    tree = load_tree(config, overrides or ())
+    of_search = {"--memory": memory, "--top": top}
     if not describes_training(tree):
-        given = {"--svg": svg, "--gpu": gpu, "--measure": measure, "--search": search}
-        _refuse_any({**given, "--memory": memory})
+        of_training = {"--svg": svg, "--gpu": gpu, "--measure": measure, "--search": search}
+        _refuse_any(
+            {**of_training, "--gpus": gpus, **of_search},
+            "the file describes serving alone, and this is of training",
+            "Leave it out, or add data and train to the file",
+        )
         served = serve_config_from_tree(tree)
         from shoal.cli.planned_serving import print_serving
 
         print_serving(served, as_json=as_json)
         return
+    if gpus is not None:
+        _lay_gpus(tree, gpus, gpu)
     settings = config_from_tree(tree)
     if search:
-        _search(settings, gpu=gpu, memory_gib=memory, most=top, as_json=as_json, svg=svg)
+        _search(
+            settings,
+            gpu=gpu,
+            measure=measure,
+            memory_gib=memory,
+            most=top or _TOP,
+            as_json=as_json,
+            svg=svg,
+        )
         return
-    if memory is not None:
-        raise ConfigError("--memory", memory, "only a search has a use for it", "Add --search")
+    _refuse_any(of_search, "only a search has a use for it", "Add --search")
+    _plan(settings, tree, gpu=gpu, measure=measure, as_json=as_json, svg=svg)
+
+
+def _lay_gpus(tree: dict[str, Any], gpus: int, gpu: str | None) -> None:
+    """Lay ``--gpus`` over the file's values."""
+    if gpu is None:
+        problem = "no kind of GPU is given, and a plan without one may be for CPUs"
+        raise ConfigError("--gpus", gpus, problem, f"Add --gpu, or --set cluster.workers={gpus}")
+    apply_overrides(tree, [f"cluster.workers={gpus}"])
+
+
+def _plan(
+    settings: Config,
+    tree: dict[str, Any],
+    *,
+    gpu: str | None,
+    measure: bool,
+    as_json: bool,
+    svg: Path | None,
+) -> None:
+    """Show the plan of the run that ``tree`` describes, and below it that of its serving."""
     # torch takes seconds to load, and a wrong file should be refused at once
     from rich.console import Console
 
@@ -113,22 +147,19 @@ def plan(
         print_sheets(sheets, Console())
 
 
-def _refuse_any(options: Mapping[str, object]) -> None:
-    """Refuse options of which a file without a training run has no use."""
+def _refuse_any(options: Mapping[str, object], problem: str, remedy: str) -> None:
+    """Refuse the first option that was given: nothing would read it."""
     for name, value in options.items():
-        if value:
-            raise ConfigError(
-                name,
-                str(value) if isinstance(value, Path) else value,
-                "the file describes serving alone, and this is of training",
-                "Leave it out, or add data and train to the file",
-            )
+        if value is not None and value is not False:
+            shown = str(value) if isinstance(value, Path) else value
+            raise ConfigError(name, shown, problem, remedy)
 
 
 def _search(
     settings: Config,
     *,
     gpu: str | None,
+    measure: bool,
     memory_gib: float | None,
     most: int,
     as_json: bool,
@@ -145,7 +176,9 @@ def _search(
         search_target,
     )
 
-    machine, rates, memory_bytes = search_target(settings, gpu=gpu, memory_gib=memory_gib)
+    machine, rates, memory_bytes = search_target(
+        settings, gpu=gpu, measure=measure, memory_gib=memory_gib
+    )
     found = search(settings, machine, rates, memory_bytes=memory_bytes, most=most)
     if svg is not None:
         _write(svg, draw_plan(found.best[0][1]))
