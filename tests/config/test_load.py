@@ -63,6 +63,23 @@ def test_the_dump_reads_back_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "override",
+    [
+        "optimizer.schedule={kind: cosine, final: 0.1}",
+        "parallel={context: 2, context_exchange: ring}",
+        "train.guard={action: skip, limit: 1, spike_factor: 2.0, window: 5}",
+        "cluster={workers: 2, workers_min: 1, grow_after_s: 9}",
+        "cluster={workers_max: 2, grow_after_s: 9}",
+        "data.sources=[{path: a, format: jsonl, text_key: body, messages_key: talk}]",
+        "data.sources=[{path: a, format: text, include: [a], text_key: text}]",
+    ],
+)
+def test_what_has_an_effect_passes(tmp_path: Path, override: str) -> None:
+    config = _load(tmp_path, SMALL, override)
+    assert _load(tmp_path, dump_config(config)) == config
+
+
+@pytest.mark.parametrize(
     ("text", "value"),
     [
         ("1e-3", 0.001),
@@ -185,6 +202,26 @@ def test_paths_that_are_no_file(tmp_path: Path) -> None:
             "only 6 steps remain",
         ),
         ("optimizer.schedule.decay_steps=1", "optimizer.schedule.decay_steps", "not decay"),
+        ("optimizer.schedule.final=0.1", "optimizer.schedule.final", "schedule.kind to cosine"),
+        ("parallel.context_exchange=ring", "parallel.context_exchange", "context to 2 or more"),
+        ("train.guard.window=5", "train.guard.window", "or set train.guard.spike_factor"),
+        ("train.guard.limit=1", "train.guard.limit", "train.guard.action to skip or rollback"),
+        ("cluster.grow_after_s=9", "cluster.grow_after_s", "cluster.workers_min or"),
+        (
+            "data.sources=[{path: a, format: text, text_key: body}]",
+            "data.sources.0.text_key",
+            "what is read as text has no columns",
+        ),
+        (
+            "data.sources=[{path: a, format: megatron, messages_key: talk}]",
+            "data.sources.0.messages_key",
+            "what is read as megatron has no columns",
+        ),
+        (
+            'data.sources=[{path: a, format: megatron, include: ["*"]}]',
+            "data.sources.0.include",
+            "named by its prefix",
+        ),
         ("sharding.dense.outer=full", "sharding.dense.outer", "Use one of replicate, optimizer"),
         ("model.config={}", "model.path", "model.config is given too"),
         ("model.path=null", "model.path", "no model is named"),

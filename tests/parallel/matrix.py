@@ -153,7 +153,7 @@ class Cell:
                     "pipeline": self.pipeline,
                     "virtual_stages": self.virtual,
                     "context": self.context,
-                    "context_exchange": self.exchange,
+                    "context_exchange": self.exchange if self.context > 1 else "gather",
                     "expert": self.expert,
                 },
                 "sharding": {

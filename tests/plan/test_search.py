@@ -72,10 +72,12 @@ def test_no_layout_is_faster_than_the_best() -> None:
         assert found.num_slower > 0
 
 
-def test_the_best_is_what_a_plan_of_it_says() -> None:
+@pytest.mark.parametrize("parallel", [{}, {"context": 2, "context_exchange": "ring"}])
+def test_the_best_is_what_a_plan_of_it_says(parallel: dict[str, Any]) -> None:
     tree: dict[str, Any] = _settings(
         model={"config": {**EXPERTS, "num_experts": 8}},
         cluster={"workers": 16, "nvlink_domain": 8, "device": "cuda"},
+        parallel=parallel,
         train={"global_batch": 32},
     ).model_dump(mode="json")
     settings = config_from_tree(tree)

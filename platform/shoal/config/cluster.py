@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from shoal.config.section import Section, refuse
+from shoal.config.section import Section, in_vain, refuse
 from shoal.errors import ConfigError
 
 
@@ -60,7 +60,7 @@ class ClusterSettings(Section):
 
     @model_validator(mode="after")
     def _workers_are_between_their_bounds(self) -> ClusterSettings:
-        found = []
+        found: list[ConfigError] = []
         if self.workers_min is not None and self.workers_min > self.workers:
             problem = f"is more than cluster.workers = {self.workers}"
             remedy = f"Give at most {self.workers}"
@@ -69,5 +69,9 @@ class ClusterSettings(Section):
             problem = f"is less than cluster.workers = {self.workers}"
             remedy = f"Give at least {self.workers}"
             found.append(ConfigError("workers_max", self.workers_max, problem, remedy))
+        if not found and len(self.sizes) == 1:
+            problem = f"the run never has fewer workers than {self.workers} to grow from"
+            remedy = "Leave it out, or set cluster.workers_min or cluster.workers_max"
+            found += in_vain(self, ("grow_after_s",), problem, remedy)
         refuse(found)
         return self

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from shoal.config.section import Section
+from shoal.config.section import Section, in_vain, refuse
 
 
 class SourceSettings(Section):
@@ -34,6 +34,19 @@ class SourceSettings(Section):
     weight: float | None = Field(default=None, gt=0)
     """This source's share of each epoch's sequences, relative to the other weights; either all
     sources have one or none has. Unset: every sequence of every source once per epoch."""
+
+    @model_validator(mode="after")
+    def _has_what_is_read(self) -> SourceSettings:
+        found = []
+        if self.format in ("text", "megatron"):
+            problem = f"what is read as {self.format} has no columns"
+            remedy = "Leave it out, or set the source's format to jsonl, parquet or auto"
+            found += in_vain(self, ("text_key", "messages_key"), problem, remedy)
+        if self.format == "megatron":
+            problem = "a pair of .bin and .idx is named by its prefix, not by patterns"
+            found += in_vain(self, ("include",), problem, "Leave it out")
+        refuse(found)
+        return self
 
 
 class DataSettings(Section):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from shoal.config.section import Section
+from shoal.config.section import Section, in_vain, refuse
 
 
 class GuardSettings(Section):
@@ -26,3 +26,17 @@ class GuardSettings(Section):
 
     limit: int = Field(default=3, ge=1)
     """Batches skipped in a row, or returns to one checkpoint, after which the run ends."""
+
+    @model_validator(mode="after")
+    def _limits_what_it_does(self) -> GuardSettings:
+        found = []
+        if self.spike_factor is None:
+            problem = "without a spike_factor no loss is measured against others"
+            remedy = "Leave it out, or set train.guard.spike_factor"
+            found += in_vain(self, ("window",), problem, remedy)
+        if self.action == "stop":
+            problem = "the first step that is refused ends the run"
+            remedy = "Leave it out, or set train.guard.action to skip or rollback"
+            found += in_vain(self, ("limit",), problem, remedy)
+        refuse(found)
+        return self

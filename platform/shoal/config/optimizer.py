@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from shoal.config.section import Section, refuse
+from shoal.config.section import Section, in_vain, refuse
 from shoal.errors import ConfigError
 
 
@@ -28,10 +28,10 @@ class ScheduleSettings(Section):
 
     @model_validator(mode="after")
     def _decays_where_it_says_so(self) -> ScheduleSettings:
-        if self.kind == "constant" and self.decay_steps is not None:
+        if self.kind == "constant":
             problem = "a constant rate does not decay"
-            remedy = "Leave it out, or set kind to cosine, linear or wsd"
-            refuse([ConfigError("decay_steps", self.decay_steps, problem, remedy)])
+            remedy = "Leave it out, or set optimizer.schedule.kind to cosine, linear or wsd"
+            refuse(in_vain(self, ("decay_steps", "final"), problem, remedy))
         return self
 
 
@@ -79,13 +79,8 @@ class OptimizerSettings(Section):
             remedy = "Use values such as [0.9, 0.95]"
             found.append(ConfigError("betas", list(self.betas), problem, remedy))
         if self.kind == "sgd":
-            fields = type(self).model_fields
-            for name in ("betas", "eps"):
-                # A value as good as left out: resolved configurations hold every default.
-                if (value := getattr(self, name)) != fields[name].default:
-                    value = list(value) if isinstance(value, tuple) else value
-                    remedy = "Leave it out, or set optimizer.kind to adamw"
-                    found.append(ConfigError(name, value, "sgd has no such term", remedy))
+            remedy = "Leave it out, or set optimizer.kind to adamw"
+            found += in_vain(self, ("betas", "eps"), "sgd has no such term", remedy)
         if self.momentum is not None and self.kind == "adamw":
             problem = "adamw takes no momentum"
             remedy = "Leave it out, or set optimizer.kind to sgd or muon"

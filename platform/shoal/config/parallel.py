@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from shoal.config.section import Section
+from shoal.config.section import Section, in_vain, refuse
 
 
 class ParallelSettings(Section):
@@ -37,3 +37,11 @@ class ParallelSettings(Section):
 
     expert_tensor: int = Field(default=1, ge=1)
     """Tensor parallelism inside an expert; training takes only 1."""
+
+    @model_validator(mode="after")
+    def _exchanges_what_is_shared(self) -> ParallelSettings:
+        if self.context == 1:
+            problem = "with parallel.context = 1 no rank has keys and values for another"
+            remedy = "Leave it out, or set parallel.context to 2 or more"
+            refuse(in_vain(self, ("context_exchange",), problem, remedy))
+        return self

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from shoal.config.section import Section, refuse
+from shoal.config.section import Section, in_vain, refuse
 from shoal.errors import ConfigError
 
 
@@ -52,20 +52,16 @@ class PrecisionSettings(Section):
 
     @model_validator(mode="after")
     def _nothing_is_kept_in_vain(self) -> PrecisionSettings:
-        found = []
+        found: list[ConfigError] = []
         if self.compute != "mxfp8":
-            for name, unset in (("first_last_layers_bf16", False), ("keep_bf16", ())):
-                if (value := getattr(self, name)) != unset:
-                    value = list(value) if isinstance(value, tuple) else value
-                    problem = "only layers that would multiply in MXFP8 can be kept in bf16"
-                    remedy = "Leave it out, or set precision.compute to mxfp8"
-                    found.append(ConfigError(name, value, problem, remedy))
+            problem = "only layers that would multiply in MXFP8 can be kept in bf16"
+            remedy = "Leave it out, or set precision.compute to mxfp8"
+            found += in_vain(self, ("first_last_layers_bf16", "keep_bf16"), problem, remedy)
         if not self.first_last_layers_bf16:
-            for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
-                if (value := getattr(self, name)) != 1:  # as good as left out
-                    problem = "first_last_layers_bf16 is false, so no layer stays in bf16 by it"
-                    remedy = "Leave it out, or set precision.first_last_layers_bf16 to true"
-                    found.append(ConfigError(name, value, problem, remedy))
+            names = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+            problem = "first_last_layers_bf16 is false, so no layer stays in bf16 by it"
+            remedy = "Leave it out, or set precision.first_last_layers_bf16 to true"
+            found += in_vain(self, names, problem, remedy)
         refuse(found)
         return self
 

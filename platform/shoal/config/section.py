@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from annotated_types import Le, Lt
@@ -69,3 +69,17 @@ def refuse(found: Sequence[ConfigError]) -> None:
     if found:
         text = " ".join(str(problem) for problem in found)
         raise PydanticCustomError(MISTAKE, "{text}", {"text": text, "found": tuple(found)})
+
+
+def in_vain(section: Section, names: Iterable[str], problem: str, remedy: str) -> list[ConfigError]:
+    """A refusal of each field of ``names`` that was given though nothing reads it.
+
+    The default is as good as left out: resolved configurations hold every one.
+    """
+    found = []
+    for name in names:
+        value = getattr(section, name)
+        if value != type(section).model_fields[name].default:
+            plain = list(value) if isinstance(value, tuple) else value
+            found.append(ConfigError(name, plain, problem, remedy))
+    return found

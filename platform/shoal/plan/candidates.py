@@ -53,12 +53,15 @@ class Candidate:
     def overrides(self) -> dict[str, Any]:
         """Values of the keys that make it, in the order of a configuration."""
         topology = self.topology
+        # What is exchanged in a ring is refused where ranks share no sequence.
+        exchange = {} if topology.context > 1 else {"parallel.context_exchange": "gather"}
         return {
             "cluster.workers": topology.world_size,
             "cluster.nvlink_domain": topology.nvlink_domain,
             "parallel.pipeline": topology.pipeline,
             "parallel.virtual_stages": self.virtual,
             "parallel.context": topology.context,
+            **exchange,
             "parallel.expert": topology.expert,
             "sharding.dense.outer": self.dense.outer.value,
             "sharding.dense.inner": self.dense.inner.value,
