@@ -42,6 +42,20 @@ TREE: dict[str, Any] = {
         ({"model_name": "a b"}, "'/', ':' or '-', 200 at most"),
         ({"model_name": "a" * 201}, "200 at most"),
         ({"auth": {"keys_variable": "A-B"}}, "must be letters, digits or '_', and not begin with"),
+        (
+            {"journal": {"when_full": "refuse"}},
+            "serve.journal.when_full = 'refuse': without a folder no journal is kept. Leave it "
+            "out, or set serve.journal.dir.",
+        ),
+        ({"journal": {"keep_bytes": 9}}, "serve.journal.keep_bytes = 9: without a folder"),
+        (
+            {"journal": {"dir": "j", "fsync": "always", "interval_s": 1.0}},
+            "serve.journal.interval_s = 1.0: with fsync = always no batch waits",
+        ),
+        (
+            {"journal": {"dir": "j", "fsync": "never", "ack_timeout_s": 1.0}},
+            "serve.journal.ack_timeout_s = 1.0: with fsync = never no request can be durable",
+        ),
         ({"precision": "fp8"}, "Use one of auto, fp32, bf16, mxfp8"),
     ],
 )

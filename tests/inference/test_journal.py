@@ -173,7 +173,7 @@ def test_nothing_is_said_to_be_durable_before_it_is() -> None:
 @pytest.mark.parametrize(("fsync", "expected"), [("always", True), ("never", False)])
 def test_the_policy_decides_about_syncs(fsync: str, expected: bool) -> None:
     store = ScriptedStore()
-    with journaled(store, fsync=fsync, interval_s=0.001) as (journal, engine, _):
+    with journaled(store, fsync=fsync) as (journal, engine, _):
         engine.add(asked("r0"))
         run_out(engine)
         wait_until(lambda: journal.stats().pending == 0)

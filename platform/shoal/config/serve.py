@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from shoal.config.section import Section, refuse
+from shoal.config.section import Section, in_vain, refuse
 from shoal.errors import ConfigError
 
 
@@ -138,6 +138,24 @@ class JournalSettings(Section):
     keep_bytes: int | None = Field(default=None, ge=0)
     """Bytes of closed files that each engine's folder keeps: whenever a file is begun, the oldest
     beyond that are deleted; unset: none are."""
+
+    @model_validator(mode="after")
+    def _is_kept_somewhere(self) -> JournalSettings:
+        found: list[ConfigError] = []
+        if self.dir is None:
+            names = [name for name in type(self).model_fields if name != "dir"]
+            problem = "without a folder no journal is kept"
+            found += in_vain(self, names, problem, "Leave it out, or set serve.journal.dir")
+        else:
+            remedy = "Leave it out, or set serve.journal.fsync to interval"
+            if self.fsync == "always":
+                problem = "with fsync = always no batch waits for an interval"
+                found += in_vain(self, ("interval_s",), problem, remedy)
+            if self.fsync == "never":
+                problem = "with fsync = never no request can be durable"
+                found += in_vain(self, ("ack_timeout_s",), problem, remedy)
+        refuse(found)
+        return self
 
 
 class ServeSettings(Section):
