@@ -43,13 +43,18 @@ _WAITING = (
     "Waiting for the engines, which load the model and test their kernels; the first start on a "
     "machine also compiles them, which can take a minute"
 )
+_AS_IT_IS = (
+    "Note: model.path is served as it is; what the run of this file trains is served from the "
+    "folder that shoal export writes"
+)
 _LOST = "An engine or a frontend is lost; another is started in its place (/health says which)"
 _WHOLE = "All engines and frontends are there again"
 
 
-def run(config: ServeConfig) -> int:
+def run(config: ServeConfig, *, also_trains: bool = False) -> int:
     """Serve until Ctrl-C, SIGTERM or SIGHUP, and return 0.
 
+    ``also_trains`` says that the file describes a run too, whose result is not what is served.
     Requests under way have ``serve.drain_timeout_s`` to end; a second signal cuts them off.
     Raises ConfigError for what cannot work, before Ray is started; WorkError where an engine
     cannot be started or the application ends.
@@ -73,6 +78,8 @@ def run(config: ServeConfig) -> int:
         settings = config.serve
         counts = f"engines: {settings.replicas}, frontends: {settings.num_frontends}"
         _say(console, f"{config.served_name}: {counts}")
+        if also_trains:
+            _say(console, _AS_IT_IS)
         with (
             kept_port(settings.host, port) if _shares_port() else nullcontext(),
             open_cluster(num_cpus=settings.num_cpus) as cluster,

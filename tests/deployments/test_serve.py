@@ -37,7 +37,10 @@ NUM_BURST = 200
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Two engines and two frontends, with queues of few places and journals."""
+    """Two engines and two frontends, with queues of few places and journals.
+
+    As from a file that describes a run too.
+    """
     folder = tmp_path_factory.mktemp("serve")
     overrides = (
         "serve.replicas=2",
@@ -47,6 +50,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         "serve.kv.tokens=8192",
         f"serve.journal.dir={folder / 'journal'}",
         "serve.journal.interval_s=8",
+        "data.sources.0.path=unread",
+        "train.steps=1",
     )
     with shoal_serve(folder, *overrides) as running:
         yield running
@@ -65,11 +70,12 @@ def nothing_is_left(running: Running) -> Iterator[None]:
 def test_the_terminal_shows_only_what_shoal_says(running: Running) -> None:
     lines = running.process.output.splitlines()
     assert lines[0] == f"{NAME}: engines: 2, frontends: 2"
-    assert lines[1].startswith("Logs are in /")
-    assert lines[2].startswith("Waiting for the engines, which load the model")
+    assert lines[1].startswith("Note: model.path is served as it is; what the run of this file")
+    assert lines[2].startswith("Logs are in /")
+    assert lines[3].startswith("Waiting for the engines, which load the model")
     url = running.url
-    assert lines[3] == f"Ready at {url}/v1, with a console at {url}/  (Ctrl-C ends it)"
-    assert len(lines) == 4, lines
+    assert lines[4] == f"Ready at {url}/v1, with a console at {url}/  (Ctrl-C ends it)"
+    assert len(lines) == 5, lines
 
 
 def test_the_official_client_chats_streams_and_gets_logprobs(running: Running) -> None:

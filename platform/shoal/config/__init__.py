@@ -23,6 +23,7 @@ from shoal.config.serve_config import (
     ServeConfig,
     describes_training,
     load_serve_config,
+    load_serve_tree,
     serve_config_from_tree,
 )
 from shoal.config.sharding import AxisLevels, Level, ShardingSettings
@@ -60,6 +61,7 @@ __all__ = [
     "dump_config",
     "load_config",
     "load_serve_config",
+    "load_serve_tree",
     "load_tree",
     "serve_config_from_tree",
 ]

@@ -17,7 +17,9 @@ _HEAD = """# Configuration
 
 One YAML file describes a run. `shoal train CONFIG` reads it, `--set section.key=value` overrides
 any key, and `config.yaml` in the run's folder holds the outcome with every default filled in.
-`shoal serve` takes the same file, one with `model.path` and `serve` alone, or a model's folder.
+`shoal serve` takes the same file, one with `model.path` and `serve` alone, or a model's folder. It
+serves `model.path` as it is; what a run trained is served from the folder that `shoal export`
+writes.
 
 Every key has a default but `model`, `data.sources` and `train.steps`. A key that is not listed here
 is refused. The text is read by YAML 1.2's core schema: only `true` and `false` are truth values,

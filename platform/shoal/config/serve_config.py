@@ -96,6 +96,11 @@ def load_serve_config(path: Path, overrides: Sequence[str] = ()) -> ServeConfig:
     Raises:
         ConfigError: for what cannot be read, and for every wrong key and value, in one message.
     """
+    return serve_config_from_tree(load_serve_tree(path, overrides))
+
+
+def load_serve_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The plain values that ``load_serve_config`` takes, not yet checked."""
     if not path.exists():
         raise ConfigError(
             "MODEL_OR_CONFIG",
@@ -105,7 +110,7 @@ def load_serve_config(path: Path, overrides: Sequence[str] = ()) -> ServeConfig:
         )
     tree: dict[str, Any] = {"model": {"path": str(path)}} if path.is_dir() else read_tree(path)
     apply_overrides(tree, overrides)
-    return serve_config_from_tree(tree)
+    return tree
 
 
 def describes_training(tree: dict[str, Any]) -> bool:

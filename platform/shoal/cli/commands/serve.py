@@ -9,7 +9,7 @@ import typer
 
 from shoal.cli.options import Overrides
 from shoal.cli.upward import resolve
-from shoal.config import load_serve_config
+from shoal.config import load_serve_tree, serve_config_from_tree
 
 
 def serve(
@@ -23,5 +23,7 @@ def serve(
     overrides: Overrides = None,
 ) -> None:
     """Serve OpenAI's endpoints, on a Ray of its own unless RAY_ADDRESS names a cluster."""
-    config = load_serve_config(model, list(overrides or ()))
-    raise typer.Exit(resolve("shoal_deployments.serving:run")(config))
+    tree = load_serve_tree(model, list(overrides or ()))
+    config = serve_config_from_tree(tree)
+    run = resolve("shoal_deployments.serving:run")
+    raise typer.Exit(run(config, also_trains="train" in tree))
