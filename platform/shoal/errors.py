@@ -2,7 +2,8 @@
 
     ShoalError
     ├── ConfigError        what the user wrote cannot work: field, value, remedy   (exit code 2)
-    │   └── ConfigErrors   several such mistakes, found together
+    │   ├── ConfigErrors   several such mistakes, found together
+    │   └── Misplaced      the machines that workers got do not do; others, or these later, may
     ├── WorkError          the work failed: disk, peer, damaged file               (exit code 1)
     │   ├── PeerLost       another rank is gone or silent; another attempt may help
     │   ├── Unavailable    a disk or a store does not let itself be read; another attempt may help
@@ -66,6 +67,14 @@ class ConfigErrors(ConfigError):
             raise problems[0]
         if problems:
             raise ConfigErrors(problems)
+
+
+class Misplaced(ConfigError):
+    """What the user asked for does not fit the machines that the workers got, as they are now.
+
+    Others may do, or these once nobody else uses them. Before a run has begun nobody knows
+    whether it ever fits, and the user's input counts as wrong.
+    """
 
 
 class WorkError(ShoalError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from shoal.errors import ConfigError, EndedEarly, WorkError
+from shoal.errors import ConfigError, EndedEarly, Misplaced, WorkError
 from shoal.training import (
     EventKind,
     EventReader,
-    MetricsWriter,
     TrainResult,
     append_event,
 )
@@ -24,46 +23,13 @@ from shoal_actors.train.attempts import Attempts
 from shoal_actors.train.cut import Cut
 from shoal_actors.train.failure import AttemptFailed, FailureReport
 from shoal_actors.train.gang import NoRoom
-from shoal_actors.train.growth import Growth
 from shoal_actors.train.leaving import Departure, LeavingWatch
-from shoal_actors.train.room import Room
+from tests.actors.places import Places
 from tests.short_disk import file_size_limit
-from tests.training.tiny import make_config, metrics_of
-
-WORKER = {"CPU": 1.0}
+from tests.training.tiny import make_config
 
 Outcomes = list[tuple[TrainResult | Exception, int]]
 """How attempts end, and how many places are free from then on."""
-
-
-@dataclass
-class Places:
-    """A cluster whose free places are as scripted, one number a look; the last one stays."""
-
-    script: list[int]
-    asked: list[int] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-
-    def look(self) -> Cluster:
-        places = self.script.pop(0) if len(self.script) > 1 else self.script[0]
-        nodes = ({"CPU": float(places)},)
-        return Cluster(is_own=False, nodes=nodes, free=nodes, limit=None)
-
-    def wait(self, missing: str) -> None:
-        """A node comes, now that the run waits for it."""
-        self.missing.append(missing)
-        self.script = [2]
-
-    def room(self, *sizes: int) -> Room:
-        return Room(
-            sizes=sizes,
-            worker=WORKER,
-            look=self.look,
-            ask=self.asked.append,
-            on_wait=self.wait,
-            period_s=0.02,
-            settle_s=0.1,
-        )
 
 
 def _failed(*, is_final: bool = False, refusal: ConfigError | None = None) -> AttemptFailed:
@@ -135,20 +101,6 @@ def test_only_feasible_sizes_are_taken(tmp_path: Path) -> None:
     assert _run(tmp_path, Places([3]), [(ENDED, 0)], sizes=(2, 4)) == [2]
 
 
-def test_below_the_fewest_it_waits_and_says_so_once(tmp_path: Path) -> None:
-    places = Places([1])
-    assert places.room(2, 4).await_size(2) == 2
-    assert places.missing == [
-        "the run needs 2 workers of 1 CPU each, and the cluster has 1 such places free"
-    ]
-    assert set(places.asked) == {4}, "an autoscaler is to bring about the most, all the while"
-
-
-def test_what_the_last_attempt_leaves_is_not_taken_for_a_lack(tmp_path: Path) -> None:
-    """Its places become free a moment later."""
-    assert Places([0, 2, 4]).room(2, 4).await_size(4) == 4
-
-
 def test_places_lost_at_the_start_cost_no_failure(tmp_path: Path) -> None:
     outcomes: Outcomes = [(NoRoom("gone"), 2), (ENDED, 2)]
     assert _run(tmp_path, Places([4]), outcomes, max_failures=0) == [4, 2]
@@ -166,6 +118,35 @@ def test_a_run_is_given_up(tmp_path: Path) -> None:
         _run(tmp_path, places, [(_failed(refusal=refusal), 1)])
 
 
+MISPLACED = _failed(refusal=Misplaced("a.b", 1, "no memory is left on host", "Give 2"))
+
+
+def test_a_size_whose_machines_do_not_do_has_no_room_now(tmp_path: Path) -> None:
+    """It is no failure of a run that has trained at it, or that asked for another first."""
+    trained: Outcomes = [(CUT, 2), (MISPLACED, 2), (ENDED, 2)]
+    assert _run(tmp_path, Places([2]), trained, (1, 2), workers=2, max_failures=0) == [2, 2, 1]
+    larger: Outcomes = [(MISPLACED, 4), (ENDED, 4)]
+    assert _run(tmp_path, Places([4]), larger, workers=2, max_failures=0) == [4, 2]
+    events = [(e["event"], e["to"], e["cause"]) for e in EventReader(tmp_path).poll()]
+    assert events == [
+        ("resize", 1, "with 2, no memory is left on host"),
+        ("resize", 2, "with 4, no memory is left on host"),
+    ]
+
+
+def test_what_never_did_at_the_size_asked_for_is_the_user_s_input(tmp_path: Path) -> None:
+    with pytest.raises(Misplaced, match=r"a\.b"):
+        _run(tmp_path, Places([2]), [(MISPLACED, 2)], (1, 2), workers=2)
+
+
+def test_the_only_size_is_waited_for(tmp_path: Path) -> None:
+    departures = Departures(tmp_path, [(None, _failed()), (None, MISPLACED), (None, ENDED)])
+    assert departures.run(max_failures=1) is ENDED
+    assert [e["event"] for e in EventReader(tmp_path).poll() if e["event"] == "failure"] == [
+        "failure"
+    ]
+
+
 @dataclass
 class Departures:
     """A cluster of which, in each attempt, some node is to leave before it ends."""
@@ -181,7 +162,7 @@ class Departures:
             config=make_config(self.folder, cluster=cluster, train={"steps": 9}),
             folder=self.folder,
             attempt=self.attempt,
-            room=Places([1]).room(1),
+            room=Places([1], delay_s=0.05).room(1),
             leaving=self.watch,
             introduce=lambda size: None,
             pause=self.pauses.append,
@@ -247,56 +228,3 @@ def test_a_run_pauses_longer_after_each_failure_in_one_place(tmp_path: Path) -> 
     assert departures.pauses == [0.0, 2.0, 4.0, 8.0]
     failures = [e for e in EventReader(tmp_path).poll() if e["event"] == "failure"]
     assert [failure["in_a_row"] for failure in failures] == [1, 2, 3, 4]
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Iterator[MetricsWriter]:
-    with MetricsWriter(tmp_path, last_step=0) as writer:
-        writer.write(metrics_of(1, step_seconds=2.0))  # of the attempt before
-        yield writer
-
-
-def _growth(folder: Path, places: Places, ordered: list[bool]) -> Growth:
-    return Growth(
-        places.room(2, 4, 8),
-        folder,
-        size=2,
-        num_steps=100,
-        after_s=50.0,
-        order=lambda: ordered.append(True),
-    )
-
-
-def test_a_gang_is_stopped_for_more_once_it_is_worth_it(
-    tmp_path: Path, writer: MetricsWriter
-) -> None:
-    ordered: list[bool] = []
-    places = Places([2])
-    growth = _growth(tmp_path, places, ordered)
-    growth.look(0.0)  # before the first step: its workers are only starting
-    writer.write(metrics_of(2, step_seconds=2.0))
-    growth.look(1000.0)  # the gang has trained from here on
-    growth.look(1049.0)
-    growth.look(1051.0)
-    assert not ordered, "the room may be gone again in a moment"
-    growth.look(1053.0)
-    assert ordered == [True] and growth.goal == 4
-    assert set(places.asked) == {6}
-
-
-def test_a_gang_near_its_end_goes_on_as_it_is(tmp_path: Path, writer: MetricsWriter) -> None:
-    ordered: list[bool] = []
-    growth = _growth(tmp_path, Places([6]), ordered)
-    writer.write(metrics_of(76, step_seconds=2.0))  # 24 steps of 2 seconds are left
-    for now in (0.0, 100.0, 200.0):
-        growth.look(now)
-    assert not ordered and growth.goal is None
-
-
-def test_flickering_room_does_not_stop_a_gang(tmp_path: Path, writer: MetricsWriter) -> None:
-    ordered: list[bool] = []
-    growth = _growth(tmp_path, Places([2, 0, 2, 0]), ordered)
-    writer.write(metrics_of(2, step_seconds=2.0))
-    for now in (0.0, 60.0, 62.0, 64.0, 66.0):
-        growth.look(now)
-    assert not ordered

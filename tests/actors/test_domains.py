@@ -18,6 +18,7 @@ from shoal_actors.train.domains import check_domains
         ("aaaabb", 2),
         ("ab", None),
         ("aaab", 1),
+        ("aaab", 4),
     ],
 )
 def test_domains_within_nodes_and_of_whole_nodes(nodes: str, domain: int | None) -> None:

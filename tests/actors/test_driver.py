@@ -21,6 +21,7 @@ from shoal_actors.driver import Cluster
 from shoal_actors.train import Gang, run
 from shoal_actors.train.checks import check_places, check_room
 from shoal_actors.train.paths import with_absolute_paths
+from tests.actors.places import cluster_of
 from tests.checkpoint.bucket import serving
 from tests.ranks import RankPool
 from tests.training.tiny import MIXTURE, MODEL, make_config, make_job, write_text
@@ -153,9 +154,25 @@ def test_places_are_counted_node_by_node() -> None:
     cluster = Cluster(is_own=False, nodes=nodes, limit=None)
     assert cluster.has_gpus and cluster.machine.has_cuda
     with pytest.raises(ConfigError, match="room for 3 workers of 3 CPU and 1 GPU"):
-        check_places(gang, cluster, field="cluster.workers")
+        check_places(gang, cluster, field="cluster.workers", domain=None)
     grown = replace(cluster, limit={"CPU": 100.0, "GPU": 8.0})
-    check_places(gang, grown, field="cluster.workers")
+    check_places(gang, grown, field="cluster.workers", domain=None)
+
+
+def test_nodes_that_always_tear_a_domain_are_refused() -> None:
+    gang = Gang(num_workers=8, device="cpu", threads=1, timeout_s=1.0, silence_s=1.0)
+    uneven = cluster_of(3, 3, 2)
+    with pytest.raises(ConfigError, match=r"cluster\.nvlink_domain = 4: ranks 0 to 3 .* 2 nodes"):
+        check_places(gang, uneven, field="cluster.workers", domain=4)
+    check_places(gang, uneven, field="cluster.workers", domain=8)
+    even = cluster_of(4, 4)
+    for cluster in (
+        replace(even, free=cluster_of(3, 3).free),  # others have some places, and may leave
+        replace(cluster_of(5, 4), free=even.free),  # or have the one that is in the way
+    ):
+        check_places(gang, cluster, field="cluster.workers", domain=4)
+    grown = replace(uneven, limit={"CPU": 100.0})
+    check_places(gang, grown, field="cluster.workers", domain=4)
 
 
 def test_a_disk_without_room_is_refused(tmp_path: Path) -> None:

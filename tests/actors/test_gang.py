@@ -110,7 +110,8 @@ def test_every_way_to_lose_a_rank_is_told(tmp_path: Path, ray_session: Cluster) 
     assert refused.refusal is not None and "in _refuse" in refused.report.traceback
     unwatched = _failure(tmp_path, _kill_controller).report
     assert (unwatched.rank, unwatched.kind) == (None, "ProcessDied")
-    _await(lambda: ray_session.now().num_free({"CPU": 1.0}) == 4)  # the workers are gone as well
+    # The workers are gone as well.
+    _await(lambda: sum(ray_session.now().free_places({"CPU": 1.0}, {})) == 4)
     killed = _failure(tmp_path, _kill).report
     assert (killed.rank, killed.kind) == (1, "ProcessDied")
     # A stopped process says nothing; its peer waited in vain, and its last sign tells where it is.

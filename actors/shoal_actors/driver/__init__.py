@@ -1,6 +1,12 @@
 """What every driver needs, of training and of serving: a Ray cluster, a terminal, a way to end."""
 
-from shoal_actors.driver.cluster import Cluster, is_elsewhere, num_fitting, open_cluster
+from shoal_actors.driver.cluster import (
+    Cluster,
+    is_elsewhere,
+    num_fitting,
+    open_cluster,
+    places_in_order,
+)
 from shoal_actors.driver.console import divert_output
 from shoal_actors.driver.stop import Terminated, termination_raises
 
@@ -11,5 +17,6 @@ __all__ = [
     "is_elsewhere",
     "num_fitting",
     "open_cluster",
+    "places_in_order",
     "termination_raises",
 ]

@@ -10,9 +10,9 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import ray
@@ -70,8 +70,8 @@ class Cluster:
     nodes: tuple[Mapping[str, float], ...]
     """Resources of each living node that is to stay (``CPU``, ``GPU``)."""
 
-    free: tuple[Mapping[str, float], ...] = ()
-    """Of these, what nobody occupies at the moment, node by node."""
+    free: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Of these, what nobody occupies at the moment, by the id of the node."""
 
     limit: Mapping[str, float] | None
     """Resources it may grow to, where an autoscaler says so."""
@@ -92,9 +92,18 @@ class Cluster:
             return num_fitting(self.limit, worker)
         return sum(num_fitting(node, worker) for node in self.nodes)
 
-    def num_free(self, worker: Mapping[str, float]) -> int:
-        """How many workers of these resources fit right now, beside what runs already."""
-        return sum(num_fitting(node, worker) for node in self.free)
+    def free_places(self, worker: Mapping[str, float], own: Mapping[str, int]) -> tuple[int, ...]:
+        """How many workers fit into each node right now, as ``places_in_order`` gives them.
+
+        Beside what runs already, but for ``own``: so many such workers on each node, by its id.
+        """
+        return places_in_order(
+            (
+                {name: node.get(name, 0) + own.get(key, 0) * worker[name] for name in worker}
+                for key, node in self.free.items()
+            ),
+            worker,
+        )
 
     @property
     def own_node(self) -> str:
@@ -117,6 +126,22 @@ class Cluster:
 def num_fitting(resources: Mapping[str, float], worker: Mapping[str, float]) -> int:
     """How many workers of these resources fit into ``resources``."""
     return min(int(resources.get(name, 0) // amount) for name, amount in worker.items())
+
+
+def places_in_order(
+    nodes: Iterable[Mapping[str, float]], worker: Mapping[str, float]
+) -> tuple[int, ...]:
+    """How many workers of these resources fit into each node, in the order of a gang's ranks.
+
+    Ray fills one node after the other, and next the one that would have the largest part of its
+    resources left beside a single worker.
+    """
+
+    def left(node: Mapping[str, float]) -> float:
+        return sum(1 - amount / node[name] for name, amount in worker.items())
+
+    fitting = [node for node in nodes if num_fitting(node, worker)]
+    return tuple(num_fitting(node, worker) for node in sorted(fitting, key=left, reverse=True))
 
 
 def is_elsewhere() -> bool:
@@ -213,7 +238,7 @@ def _survey(*, is_own: bool) -> Cluster:
     return Cluster(
         is_own=is_own,
         nodes=tuple(nodes.values()),
-        free=tuple(free.get(name, {}) for name in nodes),
+        free={name: free.get(name, {}) for name in nodes},
         limit=state.get_max_resources_from_cluster_config(),
     )
 

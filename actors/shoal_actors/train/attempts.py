@@ -3,6 +3,7 @@
     room for a size? ──► attempt: a gang of that size, from the newest checkpoint
           ▲                  ├─ failed ──► once too often? yes ──► the run has failed
           ├──── pause ◄──────│───────────────── no
+          ├──────────────────┤ its machines do not do: the size has no room now
           ├──────────────────┤ stopped after a saved step: there is room for more workers, a
           │                  │    node of theirs is to leave, or one was told to end
           │                  └─ ended ──► the run's result
@@ -21,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from shoal.config import Config
-from shoal.errors import EndedEarly, WorkError
+from shoal.errors import EndedEarly, Misplaced, WorkError
 from shoal.training import EventKind, EventReader, TrainResult
 from shoal_actors.train.budget import Budget
 from shoal_actors.train.cut import Cut
@@ -66,11 +67,14 @@ class Attempts:
         """The result of the last attempt.
 
         Raises WorkError with the first cause where the run is given up, ConfigError where a worker
-        refused the user's input, and EndedEarly where the driver's own node is to leave.
+        refused the user's input, and EndedEarly where the driver's own node is to leave. What the
+        machines of a moment do not do for is the user's input only where nothing was trained yet,
+        and at the size that was asked for.
         """
         budget, events = Budget(self.config.cluster.max_failures), EventReader(self.folder)
         events.poll()  # those of earlier commands
         size, goal, cause = None, self.room.sizes[-1], ""
+        has_trained = False
         while True:
             before, size = size, self.room.await_size(goal)
             if size != before:
@@ -88,9 +92,18 @@ class Attempts:
             except NoRoom as error:
                 logger.warning("%s", error)
             except AttemptFailed as error:
-                has_saved = any(event["event"] == EventKind.SAVE for event in events.poll())
-                self._failed(error, budget, leaving.departure, has_saved=has_saved)
+                is_momentary = has_trained or size != self.config.cluster.workers
+                if isinstance(error.refusal, Misplaced) and is_momentary:
+                    cause = f"with {size}, {error.refusal.problem}"
+                    self.room.put_off(size, error.refusal.problem)
+                    logger.warning("%s", cause)
+                else:
+                    new = {event["event"] for event in events.poll()}
+                    has_saved = EventKind.SAVE in new
+                    self._failed(error, budget, leaving.departure, has_saved=has_saved)
+                    has_trained = has_trained or EventKind.START in new
             else:
+                has_trained = True
                 if not result.is_cut:
                     return result
                 if growth.goal is not None:

@@ -6,13 +6,18 @@ from shoal.checkpoint import RunFolder
 from shoal.config import Config
 from shoal.errors import ConfigError
 from shoal.plan import Plan
-from shoal_actors.driver import Cluster
+from shoal_actors.driver import Cluster, places_in_order
+from shoal_actors.train.domains import check_domains, filled, keeps_domains
 from shoal_actors.train.gang import Gang
 from shoal_actors.train.room import in_words
 
 
-def check_places(gang: Gang, cluster: Cluster, *, field: str) -> None:
-    """Refuse more workers than the cluster can ever place; raises ConfigError about ``field``."""
+def check_places(gang: Gang, cluster: Cluster, *, field: str, domain: int | None) -> None:
+    """Refuse more workers than the cluster can ever place; raises ConfigError about ``field``.
+
+    And about ``cluster.nvlink_domain``, where the cluster cannot grow and its nodes tear a domain
+    also once nobody else uses them.
+    """
     places = cluster.num_places(gang.resources)
     if gang.num_workers > places:
         raise ConfigError(
@@ -22,6 +27,12 @@ def check_places(gang: Gang, cluster: Cluster, *, field: str) -> None:
             "cannot grow further",
             f"Use at most {places}" if places else "Use a cluster with such resources",
         )
+    now = cluster.free_places(gang.resources, {})
+    fits_now = sum(now) >= gang.num_workers and keeps_domains(now, gang.num_workers, domain)
+    if cluster.limit is None and not fits_now:
+        counts = filled(places_in_order(cluster.nodes, gang.resources), gang.num_workers)
+        nodes = [str(node) for node, count in enumerate(counts) for _ in range(count)]
+        check_domains(nodes, domain)
 
 
 def check_room(config: Config, plan: Plan, folder: RunFolder) -> None:

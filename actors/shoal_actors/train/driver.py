@@ -152,7 +152,12 @@ def _train(config: Config, console: Console) -> TrainResult:
             silence_s=config.cluster.silence_s,
         )
         sizes = _sizes(config, cluster, gang, console)
-        check_places(replace(gang, num_workers=sizes[0]), cluster, field=_bound(config, sizes[0]))
+        check_places(
+            replace(gang, num_workers=sizes[0]),
+            cluster,
+            field=_bound(config, sizes[0]),
+            domain=config.cluster.nvlink_domain,
+        )
         check_room(config, plan, folder)
         _warn(console, config, cluster)
         job = TrainJob(
@@ -172,6 +177,7 @@ def _train(config: Config, console: Console) -> TrainResult:
             room = Room(
                 sizes=sizes,
                 worker=gang.resources,
+                domain=config.cluster.nvlink_domain,
                 look=cluster.now,
                 ask=wish.ask,
                 on_wait=partial(_note_wait, folder.path),

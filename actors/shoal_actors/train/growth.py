@@ -8,12 +8,13 @@ than that.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 from shoal.rounds import Rounds
-from shoal.training import MetricsReader, Pace
+from shoal.training import EventKind, EventReader, MetricsReader, Pace
 from shoal_actors.train.room import Room
 
 PERIOD_S = 2.0
@@ -46,6 +47,9 @@ class Growth(Rounds):
         self._order = order
         self._metrics = MetricsReader(folder)
         self._metrics.poll()
+        self._events = EventReader(folder)
+        self._events.poll()
+        self._own: Counter[str] = Counter()
         self._began: float | None = None
         self._pace = Pace(num_steps)
         self._seen: int | None = None
@@ -68,7 +72,10 @@ class Growth(Rounds):
             return
         if now - self._began < self._after_s or left_s < self._after_s:
             return
-        size = self._room.largest(self._size + self._room.free())
+        for event in self._events.poll():
+            if event["event"] == EventKind.START:
+                self._own = Counter(worker["node"] for worker in event["workers"])
+        size = self._room.largest(self._room.places(self._own))
         if size is not None and size > self._size and size == self._seen:
             self.goal = size
             self._order()

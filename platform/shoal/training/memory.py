@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from shoal.config import Config
-from shoal.errors import ConfigError
+from shoal.errors import Misplaced
 from shoal.memory import available_bytes
 from shoal.plan import plan_rank
 from shoal.training.job import TrainJob
@@ -42,7 +42,7 @@ class HostNeeds:
 def check_memory(job: TrainJob) -> None:
     """Refuse hosts whose memory cannot hold what their ranks keep; every rank calls it.
 
-    Raises ConfigError on all ranks alike.
+    Raises Misplaced on all ranks alike.
     """
     rank = dist.get_rank()
     at_rest, copies = plan_rank(job.config, job.precision, job.device, rank)
@@ -66,7 +66,7 @@ def check_memory(job: TrainJob) -> None:
         time.sleep(_LOOK_S)
 
 
-def refusal(config: Config, needs: Sequence[HostNeeds]) -> ConfigError | None:
+def refusal(config: Config, needs: Sequence[HostNeeds]) -> Misplaced | None:
     """What speaks against a run whose ranks have such ``needs``, if anything."""
     for host in dict.fromkeys(need.host for need in needs):
         ranks = [need for need in needs if need.host == host]
@@ -74,7 +74,7 @@ def refusal(config: Config, needs: Sequence[HostNeeds]) -> ConfigError | None:
         free = min(need.free for need in ranks)
         where = f"on {host}, where {free:,} are free for {len(ranks)} of the {len(needs)} ranks"
         if at_rest > free:
-            return ConfigError(
+            return Misplaced(
                 "cluster.workers",
                 config.cluster.workers,
                 f"weights, gradients and moments take {at_rest:,} bytes {where}",
@@ -82,7 +82,7 @@ def refusal(config: Config, needs: Sequence[HostNeeds]) -> ConfigError | None:
             )
         if at_rest + copies > free:
             beside = f" beside {at_rest:,} of weights, gradients and moments" if at_rest else ""
-            return ConfigError(
+            return Misplaced(
                 "checkpoint.asynchronous",
                 True,
                 f"copies for saves take {copies:,} bytes{beside} {where}",
