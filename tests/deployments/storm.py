@@ -1,4 +1,7 @@
-"""Clients that leave at random moments; ``python -m tests.deployments.storm`` sends 1,000."""
+"""Clients that leave at random moments; ``python -m tests.deployments.storm`` sends 1,000.
+
+Behind HAProxy it then sends one that reads nothing, and sees that it is ended.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.deployments.running import NAME, Running, shoal_serve
+from tests.deployments.running import NAME, Running, shoal_serve, wait_until
 
 NUM_CLIENTS = 1000
 SPREAD_S = 2.0
@@ -26,6 +29,8 @@ WAYS: Mapping[str, Mapping[str, str]] = {
     "HAProxy": {"RAY_SERVE_ENABLE_HA_PROXY": "1"},
 }
 """Environment of each server that is stormed."""
+ENDING_READERS = {"HAProxy"}
+"""Where a client that reads nothing is ended; Serve's own proxy takes all that it is given."""
 
 _SHAPES = [(stream, n) for stream in (False, True) for n in (1, 4)]
 
@@ -63,12 +68,13 @@ def request(**fields: object) -> bytes:
 def main() -> None:
     """Storm a server of two engines, behind each of Ray's proxies, and say how it took it."""
     for way, environment in WAYS.items():
-        sys.stdout.write(f"{way}: {_stormed(environment)}\n")
+        outcome = _stormed(environment, ends_readers=way in ENDING_READERS)
+        sys.stdout.write(f"{way}: {outcome}\n")
         sys.stdout.flush()
 
 
-def _stormed(environment: Mapping[str, str]) -> str:
-    settings = ("serve.replicas=2", "serve.kv.tokens=65536")
+def _stormed(environment: Mapping[str, str], *, ends_readers: bool) -> str:
+    settings = ("serve.replicas=2", "serve.kv.tokens=65536", "serve.limits.write_timeout_s=1")
     with (
         tempfile.TemporaryDirectory() as folder,
         shoal_serve(Path(folder), *settings, environment=environment) as running,
@@ -80,10 +86,25 @@ def _stormed(environment: Mapping[str, str]) -> str:
         cancelled = sum(replica["cancelled"] for replica in running.replicas())
         assert running.http.get("/health").json()["status"] == "ok"
         assert running.complaints() == []
+        if ends_readers:
+            _read_nothing(running)
     return (
         f"{NUM_CLIENTS} clients left; idle {took:.2f} s after the last; "
         f"{cancelled} choices cancelled; no error logged"
+        + ("; one that read nothing was ended" if ends_readers else "")
     )
+
+
+def _read_nothing(running: Running) -> None:
+    """Ask for more than all buffers on the way hold, read none of it, and be ended for that."""
+    host, _, port = running.address.partition(":")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((host, int(port)))
+        fields = {"stream": True, "n": 8, "max_tokens": 3900, "logprobs": 20}
+        connection.sendall(request(prompt="more", ignore_eos=True, **fields))
+        wait_until(lambda: any("read nothing" in line for line in running.complaints()), 60.0)
+        running.assert_idle(2.0)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,14 @@ _OWN_ENVIRONMENT = {
 }
 """And those of a cluster of our own, on this machine alone."""
 
+_HA_PROXY_ENVIRONMENT = {
+    # A frontend then writes to HAProxy's connection itself, and waits for a client that does not
+    # read until its limits end it. In a thread beside Ray's it would write to a queue that takes
+    # everything at once.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+}
+"""And those of such a cluster with HAProxy before the frontends."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -177,7 +185,10 @@ def _start(num_cpus: int) -> None:
         # Ray turns authentication on for a local cluster. With a token in the environment, which
         # only this process and its children know, it leaves the user's home alone.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    for name, value in _OWN_ENVIRONMENT.items():
+    own = dict(_OWN_ENVIRONMENT)
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
+        own |= _HA_PROXY_ENVIRONMENT
+    for name, value in own.items():
         os.environ.setdefault(name, value)
     with hangups_withheld():
         ray.init(

@@ -86,10 +86,12 @@ class LimitSettings(Section):
     """Entries of ``logit_bias``."""
 
     unread_tokens: int = Field(default=8192, ge=1)
-    """Generated tokens that may wait for one slow reader; one more ends its request."""
+    """Generated tokens that may wait for one slow reader; one more ends its request. Applies behind
+    HAProxy only: Serve's own proxy takes all at once, and keeps what the client has not read."""
 
     write_timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds within which a client has to take what was sent, or its request is ended."""
+    """Seconds within which a client has to take what was sent, or its request is ended. Applies
+    behind HAProxy only, as ``unread_tokens``."""
 
     keep_alive_s: float = Field(default=15.0, gt=0)
     """Seconds of silence after which a stream sends a comment."""
