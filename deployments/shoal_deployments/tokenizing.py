@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from shoal.data.tokenizer import Message, Tokenizer
-from shoal.inference.text.detokenizer import TokenTexts
+from shoal.inference.text import TokenNames, TokenTexts
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -33,6 +33,8 @@ class Tokenizing:
         self._tokenizer = tokenizer
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
         self._texts = TokenTexts(tokenizer)
+        self.names = TokenNames(tokenizer, self._texts)
+        """What tokens are called where they stand by themselves."""
 
     @property
     def has_chat_template(self) -> bool:
@@ -53,10 +55,6 @@ class Tokenizing:
         """Text of ``tokens``."""
         length = len(tokens) * _CHARACTERS_PER_TOKEN
         return await self.run(length, self._texts.whole, tokens)
-
-    def name_of(self, token: int) -> str:
-        """Text of one token by itself."""
-        return self._texts.one(token)
 
     def close(self) -> None:
         """End the threads as soon as they have ended what they are at."""

@@ -65,9 +65,9 @@ class _Run:
 class FakeEngine:
     """One token for each of ``max_running`` choices per step; a step takes ``step_s``.
 
-    ``next_token`` says what is generated. ``failure`` is put into the next step; ``refusal`` is
-    raised by the next submissions; while ``is_stalled`` nothing moves. ``durable_problem`` is what
-    durable requests end with.
+    ``next_token`` says what is generated, ``alternatives`` what is likely beside it. ``failure`` is
+    put into the next step; ``refusal`` is raised by the next submissions; while ``is_stalled``
+    nothing moves. ``durable_problem`` is what durable requests end with.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None, limits: Limits | None = None) -> None:
@@ -77,6 +77,7 @@ class FakeEngine:
         )
         self.card = ModelCard(name="tiny", created=1_700_000_000, limits=limits, weights="w1")
         self.next_token: NextToken = by_hash
+        self.alternatives: Sequence[int] = (120, 121, 122, 119)
         self.step_s = 0.0
         self.submit_s = 0.0
         self.is_stalled = False
@@ -212,7 +213,7 @@ class FakeEngine:
         delta = run.text.push(token, is_text=not ends)
         logprobs = None
         if params.logprobs is not None:
-            entry = _logprob(token, delta.piece, delta.offset, params.logprobs)
+            entry = _logprob(token, delta.piece, delta.offset, params.logprobs, self.alternatives)
             logprobs = (entry,)
         if delta.stop is not None:
             return self._end(run, "stop", delta.shown, (token,), logprobs, prompt, delta.stop)
@@ -262,14 +263,16 @@ class FakeEngine:
         text = ChoiceText(self._texts)
         deltas = [text.push(token) for token in run.request.prompt]
         entries = [
-            _logprob(token, delta.piece, delta.offset, count)
+            _logprob(token, delta.piece, delta.offset, count, self.alternatives)
             for token, delta in zip(run.request.prompt, deltas, strict=True)
         ]
         return (None, *entries[1:])
 
 
-def _logprob(token: int, piece: str, offset: int, count: int) -> TokenLogprob:
-    others = [other for other in (120, 121, 122, 119) if other != token]
+def _logprob(
+    token: int, piece: str, offset: int, count: int, alternatives: Sequence[int]
+) -> TokenLogprob:
+    others = [other for other in alternatives if other != token]
     top = [(token, -0.25), *((other, -1.0 - rank) for rank, other in enumerate(others))]
     return TokenLogprob(
         token=token, logprob=-0.25, text=piece, offset=offset, top=tuple(top[:count])

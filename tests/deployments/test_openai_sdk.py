@@ -93,9 +93,9 @@ def test_chat_logprobs(served: Served) -> None:
     )
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None and logprobs.content is not None
-    # The two bytes of é make one piece; end-of-text has none.
+    # The two bytes of é make one piece; end-of-text has none, and no bytes either.
     assert [entry.token for entry in logprobs.content] == ["n", "", "é", ""]
-    assert [entry.bytes for entry in logprobs.content] == [[110], [], [0xC3, 0xA9], []]
+    assert [entry.bytes for entry in logprobs.content] == [[110], [0xC3], [0xA9], None]
     assert [len(entry.top_logprobs) for entry in logprobs.content] == [2, 2, 2, 2]
     alone = client.chat.completions.create(model="tiny", messages=MESSAGES, logprobs=True)
     logprobs = alone.choices[0].logprobs

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.inference.params import SamplingParams
+from shoal.inference.text import TokenNames
 from shoal_deployments.openai.answers import Choice
 from shoal_deployments.openai.endpoint import Endpoint, PromptTokens
 from shoal_deployments.openai.errors import ApiError
-from shoal_deployments.openai.logprobs import NameOf, chat_logprobs
+from shoal_deployments.openai.logprobs import chat_logprobs
 from shoal_deployments.openai.requests import ChatCompletionBody, Message
 from shoal_deployments.openai.sampling import chat_params
 from shoal_deployments.openai.writer import Chunk, Header, Writer, ending_of
@@ -50,7 +51,7 @@ class ChatCompletions(Endpoint[ChatCompletionBody]):
         prompts: Sequence[PromptTokens],
         tokenizing: Tokenizing,
     ) -> Writer:
-        return ChatWriter(header, body, prompts[0], tokenizing.name_of)
+        return ChatWriter(header, body, prompts[0], tokenizing.names)
 
 
 class ChatWriter(Writer):
@@ -60,13 +61,13 @@ class ChatWriter(Writer):
     chunk_kind = "chat.completion.chunk"
 
     def __init__(
-        self, header: Header, body: ChatCompletionBody, prompt: PromptTokens, name_of: NameOf
+        self, header: Header, body: ChatCompletionBody, prompt: PromptTokens, names: TokenNames
     ) -> None:
         super().__init__(header, includes_usage=body.includes_usage)
         self._has_logprobs = bool(body.logprobs)
         self._has_token_ids = bool(body.return_token_ids)
         self._prompt = prompt
-        self._name_of = name_of
+        self._names = names
 
     def opening(self, choices: Sequence[Choice]) -> list[Chunk]:
         delta = {"role": "assistant", "content": ""}
@@ -104,7 +105,7 @@ class ChatWriter(Writer):
             "finish_reason": choice.finish_reason,
         }
         if self._has_logprobs and choice.logprobs:
-            written["logprobs"] = chat_logprobs(choice.logprobs, self._name_of)
+            written["logprobs"] = chat_logprobs(choice.logprobs, self._names)
         written |= ending_of(choice)
         if self._has_token_ids:
             written["token_ids"] = choice.token_ids

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.inference.params import SamplingParams
+from shoal.inference.text import TokenNames
 from shoal_deployments.openai.answers import Choice
 from shoal_deployments.openai.endpoint import Endpoint, PromptTokens
-from shoal_deployments.openai.logprobs import NameOf, completion_logprobs, prompt_logprobs
+from shoal_deployments.openai.logprobs import completion_logprobs, prompt_logprobs
 from shoal_deployments.openai.requests import CompletionBody
 from shoal_deployments.openai.sampling import completion_params
 from shoal_deployments.openai.unsupported import refuse_best_of
@@ -49,7 +50,7 @@ class Completions(Endpoint[CompletionBody]):
             for prompt in prompts:
                 given = prompt.text
                 texts.append(await tokenizing.decode(prompt.ids) if given is None else given)
-        return CompletionWriter(header, body, prompts, texts, tokenizing.name_of)
+        return CompletionWriter(header, body, prompts, texts, tokenizing.names)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +78,7 @@ class CompletionWriter(Writer):
         body: CompletionBody,
         prompts: Sequence[PromptTokens],
         texts: Sequence[str],
-        name_of: NameOf,
+        names: TokenNames,
     ) -> None:
         """``texts`` are the prompts' where they are repeated without log-probabilities."""
         super().__init__(header, includes_usage=body.includes_usage)
@@ -85,7 +86,7 @@ class CompletionWriter(Writer):
         self._has_token_ids = bool(body.return_token_ids)
         self._repeats_prompt = bool(body.echo)
         self._prompts = prompts
-        self._name_of = name_of
+        self._names = names
         self._echoes = {place: Echo(text=text, logprobs=None) for place, text in enumerate(texts)}
         self._held: list[Choice] = []
         self._begun: set[int] = set()
@@ -125,10 +126,10 @@ class CompletionWriter(Writer):
         assert entries is not None
         rest = [entry for entry in entries if entry is not None]
         # The first token's text ends where the second's begins: nowhere, inside a character.
-        first = self._name_of(self._prompts[choice.prompt].ids[0])
+        first = self._names.piece(self._prompts[choice.prompt].ids[0])
         first = first[: rest[0].offset] if rest else first
         text = first + "".join(entry.text for entry in rest)
-        return Echo(text=text, logprobs=prompt_logprobs(first, rest, self._name_of))
+        return Echo(text=text, logprobs=prompt_logprobs(first, rest, self._names))
 
     def _written(self, choice: Choice) -> dict[str, Any]:
         echo = self._echoes.get(choice.prompt) if self._repeats_prompt else None
@@ -137,7 +138,7 @@ class CompletionWriter(Writer):
         logprobs = None
         if self._has_logprobs:
             start = len(echo.text) if echo else 0
-            logprobs = completion_logprobs(choice.logprobs or (), start, self._name_of)
+            logprobs = completion_logprobs(choice.logprobs or (), start, self._names)
             if begins and echo and echo.logprobs:
                 logprobs = {name: echo.logprobs[name] + logprobs[name] for name in logprobs}
         written: dict[str, Any] = {

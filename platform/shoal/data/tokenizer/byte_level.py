@@ -39,6 +39,14 @@ class ByteTokenizer:
             raise ValueError(f"token {outside[0]} is outside the vocabulary of {self.vocab_size}")
         return bytes(token for token in ids if token != END_OF_TEXT).decode(errors="replace")
 
+    def token_bytes(self, token: int) -> bytes | None:
+        """The byte itself."""
+        return bytes([token]) if 0 <= token < END_OF_TEXT else None
+
+    def special_text(self, token: int) -> str | None:
+        """A name for end-of-text, the one that others give theirs."""
+        return "<|endoftext|>" if token == END_OF_TEXT else None
+
     def encode_document(self, text: str) -> list[int]:
         """Bytes of ``text`` and end-of-text."""
         return [*self.encode(text), END_OF_TEXT]

@@ -3,68 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import tokenizers
 
 from shoal.data.tokenizer.chat_template import ChatTemplate, RenderedChat
 from shoal.data.tokenizer.interface import ChatTokens, Message, well_formed
+from shoal.data.tokenizer.tokenizer_files import TokenizerFiles
+from shoal.data.tokenizer.vocabulary_bytes import VocabularyBytes
 from shoal.errors import ConfigError
-
-_SPECIAL_NAMES = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenizerFiles:
-    """What a tokenizer's folder says, read once; plain values, so it can travel."""
-
-    folder: str
-
-    definition: str
-    """Content of ``tokenizer.json``."""
-
-    special_tokens: tuple[tuple[str, str], ...]
-    """Names such as ``eos_token`` and the text of each, sorted."""
-
-    chat_template: str | None
-    """Jinja source."""
-
-    @classmethod
-    def read(cls, folder: Path, field: str) -> TokenizerFiles:
-        """Read ``folder``; ConfigError on ``field`` if a file is missing or is not JSON."""
-        definition = folder / "tokenizer.json"
-        if not definition.is_file():
-            raise ConfigError(
-                field,
-                str(folder),
-                "the folder has no tokenizer.json",
-                "Give 'bytes' or a folder with a tokenizer.json (transformers' save_pretrained "
-                "of a fast tokenizer writes one)",
-            )
-        settings = _read_json(folder / "tokenizer_config.json", field)
-        special = _read_json(folder / "special_tokens_map.json", field) | settings
-        return cls(
-            folder=str(folder),
-            definition=_read_text(definition, field),
-            special_tokens=tuple(
-                (name, _text_of(name, special[name], folder, field))
-                for name in sorted(_SPECIAL_NAMES)
-                if special.get(name) is not None
-            ),
-            chat_template=_chat_template(folder, settings, field),
-        )
 
 
 class HFTokenizer:
@@ -89,6 +36,7 @@ class HFTokenizer:
             for token, added in self._encoder.get_added_tokens_decoder().items()
             if added.special
         }
+        self._bytes = VocabularyBytes(self._encoder)
         self._template = (
             None
             if files.chat_template is None
@@ -122,6 +70,15 @@ class HFTokenizer:
         """Text of ``tokens``, special tokens left out."""
         [text] = self._encoder.decode_batch([list(tokens)], skip_special_tokens=True)
         return str(text)
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """Bytes of ``token`` where the vocabulary says them."""
+        entry = None if token in self._special_ids else self._encoder.id_to_token(token)
+        return None if entry is None else self._bytes.of(entry)
+
+    def special_text(self, token: int) -> str | None:
+        """What a text spells a special token as."""
+        return str(self._encoder.id_to_token(token)) if token in self._special_ids else None
 
     def encode_document(self, text: str) -> list[int]:
         """Ids of one whole document, with what ``tokenizer.json`` itself puts around a text."""
@@ -235,57 +192,3 @@ def _overlap(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]
             position += 1
         flags.append(position < len(spans) and last > spans[position][0])
     return flags
-
-
-def _read_json(path: Path, field: str) -> dict[str, Any]:
-    """Content of an optional JSON object."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(_read_text(path, field))
-    except ValueError as error:
-        raise ConfigError(field, str(path), f"it is not JSON: {error}", "Mend the file") from error
-    except RecursionError:
-        raise ConfigError(field, str(path), "it is nested too deeply", "Mend the file") from None
-    if not isinstance(content, dict):
-        raise ConfigError(field, str(path), "it is not a JSON object", "Mend the file")
-    return content
-
-
-def _read_text(path: Path, field: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(field, str(path), f"it is not UTF-8: {error}", "Mend the file") from error
-
-
-def _text_of(name: str, token: object, folder: Path, field: str) -> str:
-    """Text of the special token ``name``, which the files hold as text or as an object."""
-    text = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(text, str):
-        problem = f"its {name} is {token!r}, which is no text"
-        raise ConfigError(field, str(folder), problem, "Mend tokenizer_config.json")
-    return text
-
-
-def _chat_template(folder: Path, settings: dict[str, Any], field: str) -> str | None:
-    """The default template: a file of its own goes before ``tokenizer_config.json``."""
-    own_file = folder / "chat_template.jinja"
-    if own_file.is_file():
-        return _read_text(own_file, field)
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry for entry in template if isinstance(entry, dict)}
-        if "default" not in named:
-            raise ConfigError(
-                field,
-                str(folder),
-                f"none of its chat templates ({', '.join(sorted(map(str, named)))}) is called "
-                "default",
-                "Rename the one to use to default",
-            )
-        template = named["default"].get("template")
-    if template is not None and not isinstance(template, str):
-        problem = f"its chat template is {template!r}, which is no text"
-        raise ConfigError(field, str(folder), problem, "Mend tokenizer_config.json")
-    return template

@@ -66,6 +66,18 @@ class Tokenizer(Protocol):
         """Text of ``tokens``, special tokens left out, damaged UTF-8 as U+FFFD."""
         ...
 
+    def token_bytes(self, token: int) -> bytes | None:
+        """The bytes that ``token`` stands for, which need be no whole characters.
+
+        None for a special token, for one outside the vocabulary, and where the vocabulary holds
+        text: then the token is what ``decode`` writes.
+        """
+        ...
+
+    def special_text(self, token: int) -> str | None:
+        """What a special token, which ``decode`` leaves out, is called; None for all others."""
+        ...
+
     def encode_document(self, text: str) -> list[int]:
         """Ids of one whole document, end-of-text included."""
         ...

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.data.tokenizer.byte_level import ByteTokenizer
-from shoal.data.tokenizer.hugging_face import HFTokenizer, TokenizerFiles
+from shoal.data.tokenizer.hugging_face import HFTokenizer
 from shoal.data.tokenizer.interface import Tokenizer
+from shoal.data.tokenizer.tokenizer_files import TokenizerFiles
 from shoal.errors import ConfigError
 
 
