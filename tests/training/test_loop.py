@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from shoal.checkpoint import Manifest
+from shoal.config import load_config
 from shoal.training import EventReader, StepMetrics, TrainJob, TrainResult, train
 from tests.ranks import RankFailure, RankPool
 from tests.training.tiny import (
@@ -236,6 +237,18 @@ def test_a_rank_starts_from_the_checkpoint_of_another_run(tmp_path: Path, ranks:
     assert result.step == 5
     assert [step for step, _, _ in _losses(second)] == [4, 5]
     assert result.checkpoint is not None and result.checkpoint.parent.parent.name == "second"
+
+
+def test_a_run_on_fewer_workers_keeps_the_configuration_that_it_was_given(
+    tmp_path: Path, ranks: RankPool
+) -> None:
+    """So the command that is given the run's folder goes on as the run did, and grows again."""
+    write_text(tmp_path / "text.txt")
+    cluster = {"workers": 4, "workers_min": 1, "device": "cpu"}
+    job = _job(tmp_path, "small", steps=1, cluster=cluster, train={"global_batch": None})
+    ranks.run(1, train, job.at_size(1))
+    assert load_config(job.folder.path / "config.yaml") == job.config
+    assert len(_losses(job)) == 1
 
 
 def test_a_resume_with_another_model_is_refused_and_harms_nothing(

@@ -83,7 +83,13 @@ def make_job(config: Config) -> TrainJob:
     folder = Path(config.run.dir) / config.run.name
     folder.mkdir(parents=True, exist_ok=True)
     data = prepare(config.data, load_tokenizer("bytes"), folder / "data")
-    return TrainJob(config=config, data=data, precision=resolve_precision(config), device="cpu")
+    return TrainJob(
+        config=config,
+        given=config,
+        data=data,
+        precision=resolve_precision(config),
+        device="cpu",
+    )
 
 
 class _Crash(Exception):

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from shoal.plan import at_size
 from shoal.training import EventKind, EventReader, TrainJob, TrainResult
 from shoal_actors.train.cut import Cut
 from shoal_actors.train.gang import Gang, run_gang
@@ -45,7 +44,7 @@ class Attempt:
         with lookout, cut:
             return run_gang(
                 partial(work, cut=cut),
-                replace(self.job, config=at_size(self.job.config, size)),
+                self.job.at_size(size),
                 replace(self.gang, num_workers=size),
                 folder=logs / "ray",
                 logs=logs,

@@ -162,6 +162,7 @@ def _train(config: Config, console: Console) -> TrainResult:
         _warn(console, config, cluster)
         job = TrainJob(
             config=config,
+            given=config,
             data=_tokenize(config),
             precision=plan.precision,
             device=plan.device,

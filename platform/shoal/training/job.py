@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.checkpoint import Location, RunFolder
 from shoal.config import Config
 from shoal.data import DatasetSpec, Sampler
-from shoal.plan import Batches, Precision, topology_of
+from shoal.plan import Batches, Precision, at_size, topology_of
 
 PATIENCE = 10
 """How many times ``cluster.timeout_s`` a rank waits for another's disk."""
@@ -19,7 +19,10 @@ class TrainJob:
     """What every rank of a run is given; all of it travels between processes."""
 
     config: Config
-    """The configuration, its paths absolute."""
+    """The configuration, its paths absolute, with as many workers as there are."""
+
+    given: Config
+    """The same with as many workers as the user asked for; the run's folder keeps this one."""
 
     data: DatasetSpec
     """The tokenized data."""
@@ -40,6 +43,10 @@ class TrainJob:
         """How long ranks wait for each other's disks while saving and loading; a peer that is gone
         is noticed at once all the same."""
         return PATIENCE * self.config.cluster.timeout_s
+
+    def at_size(self, workers: int) -> TrainJob:
+        """The same job for another number of workers."""
+        return replace(self, config=at_size(self.given, workers))
 
     def sampler(self) -> Sampler:
         """The order of the data from its start; raises ConfigError where it fills no batch."""

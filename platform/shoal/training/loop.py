@@ -121,7 +121,7 @@ class _Run:
         if self.rank == 0:
             # Not before: a configuration that does not fit the run's checkpoint is refused by then.
             path = self.job.folder.path / CONFIG_FILE
-            medium_of(path).put(path, dump_config(self.job.config).encode())
+            medium_of(path).put(path, dump_config(self.job.given).encode())
         is_own = start is not None and start.parent == self.job.folder.checkpoints
         saved = step if is_own else None
         every, settings = self.job.config.checkpoint.every, self.job.config.train
