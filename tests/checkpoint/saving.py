@@ -79,7 +79,12 @@ def stopped(pid: int) -> Iterator[Callable[[], None]]:
 def kill(pid: int) -> None:
     """Kill a child of this process, and wait until it is dead; its parent has yet to look."""
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+    wait_until(lambda: state_of(pid) == "Z")
+
+
+def state_of(pid: int) -> str:
+    """A process's state: ``Z`` for dead, ``D`` for one that waits and that no signal reaches."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def later(seconds: float, deed: Callable[[], None]) -> threading.Timer:

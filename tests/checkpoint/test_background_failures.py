@@ -10,8 +10,7 @@ import subprocess
 import sys
 import tempfile
 import termios
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,6 +25,7 @@ from shoal.checkpoint import OnFailure, State, clean, load, newest, save, steps,
 from shoal.errors import WorkError
 from shoal.storage import Abandon, Outcome, Place, WriteJob, discard, medium_of, new_token
 from shoal.storage.writer import Writer
+from tests.checkpoint.disks import device, mounted
 from tests.checkpoint.plain import model_of, trained
 from tests.checkpoint.saving import training, wait_until
 from tests.ranks import RankPool
@@ -119,21 +119,8 @@ def test_a_folder_that_the_publisher_took_away_is_no_cause(tmp_path: Path) -> No
     assert [outcome.error for outcome in rank.outcomes] == ["it was given up"]
 
 
-@contextmanager
-def _mounted(disk: Path, *mount: str) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a file system")
-    disk.mkdir()
-    if subprocess.run(["mount", *mount, str(disk)], capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
 def test_a_full_disk_costs_the_steps_that_find_no_room(tmp_path: Path) -> None:
-    with _mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=256k", "tmpfs") as disk:
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=256k", "tmpfs") as disk:
         with training(disk, on_failure=OnFailure.WARN) as trainer:
             trainer.save(1)
             trainer.saver.drain()
@@ -156,7 +143,7 @@ def test_a_full_disk_costs_the_steps_that_find_no_room(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_became_read_only_is_told_and_its_step_still_loads(tmp_path: Path) -> None:
-    with _mounted(tmp_path / "disk", "-t", "tmpfs", "tmpfs") as disk:
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "tmpfs") as disk:
         with pytest.raises(WorkError, match="could not be written: Read-only file system"):
             with training(disk) as trainer:
                 trainer.save(1)
@@ -172,36 +159,12 @@ _BLOCK_NUMBER, _BLOCK_SIZE = 1, 2
 """Linux's FIBMAP, where on the device a file's first block lies, and FIGETBSZ."""
 
 
-@contextmanager
-def _device(image: Path | str, mount: Path, *options: str) -> Iterator[None]:
-    """An ext4 file system in ``image``, by a loop device."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can make a block device")
-    mount.mkdir()
-    make = ["mkfs.ext4", "-q", "-F", "-O", "^has_journal", str(image)]
-    attach = ["losetup", "--find", "--show", *options, str(image)]
-    try:
-        subprocess.run(make, capture_output=True, check=True)
-        device = subprocess.run(attach, capture_output=True, check=True, text=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no file system can be made on a loop device here")
-    try:
-        if subprocess.run(["mount", device, str(mount)], capture_output=True).returncode:
-            pytest.skip("no file system can be mounted here")
-        try:
-            yield
-        finally:
-            subprocess.run(["umount", "--lazy", str(mount)], check=True)
-    finally:
-        subprocess.run(["losetup", "--detach", device], check=True)
-
-
 def test_a_disk_that_fails_to_write_costs_the_steps_from_then_on(tmp_path: Path) -> None:
     """A block device in memory that is sealed in the middle: every write to it is EIO."""
     memory, disk = os.memfd_create("disk", os.MFD_ALLOW_SEALING), tmp_path / "disk"
     try:
         os.ftruncate(memory, 8 * 2**20)
-        with _device(f"/proc/{os.getpid()}/fd/{memory}", disk):
+        with device(f"/proc/{os.getpid()}/fd/{memory}", disk):
             with pytest.raises(WorkError, match="could not be written: Input/output error"):
                 with training(disk, keep=1) as trainer:
                     trainer.save(1)
@@ -222,7 +185,7 @@ def test_a_disk_that_fails_to_read_is_told_by_every_command(tmp_path: Path) -> N
     image, disk = tmp_path / "image", tmp_path / "disk"
     with image.open("wb") as file:
         file.truncate(16 * 2**20)
-    with _device(image, disk, "--direct-io=on"):
+    with device(image, disk, "--direct-io=on"):
         _save_one(disk, 1)
         model = nn.Embedding(1000, 1500)
         save(disk, 2, model=model, optimizer=None, counters={})

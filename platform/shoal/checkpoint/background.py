@@ -12,9 +12,12 @@ Ranks tell each other how saves came out when the next one begins, and at the en
 of the main threads: nothing is sent between ranks at any other time, so no collective of the
 training can meet one of the saving in another order. Every rank decides by the same reports:
 
-    staged ─► written by all, published ─────────────────────────────► reported
-       └────► failed on some rank ─► given up by all ─┬─► stop, warn ─► reported
-                                                      └─► retry: staged again, once
+    staged ─► written by all, published ───────────────────────────────► reported
+       └────► failed on some rank ─► given up by all ─┬─► stop, warn ──► reported
+                                                      └─► retry: the copies written again, once
+
+A state that some rank could not copy aside is not written, nor tried again: by the time that the
+ranks tell each other, it is gone.
 """
 
 from __future__ import annotations
@@ -50,6 +53,9 @@ class _News:
     outcomes: tuple[Outcome | None, ...] = ()
     """Of the saves under way, in their order."""
 
+    are_staged: tuple[bool, ...] = ()
+    """Whether this rank's copies for them were made."""
+
     token: str = ""
     """For a save that begins; the first rank's counts."""
 
@@ -77,7 +83,7 @@ class BackgroundSaver(Saver):
         """See ``Saver``."""
         super().__enter__()
         self._stager = Stager()
-        self._writing = Writing(self._peers.rank, self._stager.buffers)
+        self._writing = Writing(self._peers.rank, self._stager.buffers, patience_s=self.patience_s)
         return self
 
     @property
@@ -117,8 +123,15 @@ class BackgroundSaver(Saver):
 
     def staged(self) -> None:
         """Wait until the copy is made; the optimizer's step does so by itself."""
-        if self._stager.is_busy:
-            self._saves[-1].stall_s += self._stager.wait()
+        if not self._stager.is_busy:
+            return
+        save, start = self._saves[-1], time.monotonic()
+        try:
+            self._stager.wait()
+            save.is_staged = True
+        except WorkError as error:
+            self._note_unstaged(save, error)
+        save.stall_s += time.monotonic() - start
 
     def poll(self) -> None:
         """See ``Saver``."""
@@ -185,11 +198,15 @@ class BackgroundSaver(Saver):
     def _stage(self, save: SaveUnderWay, described: Description, snapshot: Snapshot) -> None:
         """Begin to copy; once that is done the writer takes over."""
         try:
-            self._stager.stage(save.buffer, described.layout, snapshot)
-        except WorkError as error:  # told to the others with the next exchange, like a full disk
-            save.end(Outcome(token=save.token, error=f"Rank {self._peers.rank}: {error}"))
-            return
-        self._stager.then(partial(self._writing.send, save))
+            self._stager.stage(
+                save.buffer, described.layout, snapshot, partial(self._writing.send, save)
+            )
+        except WorkError as error:
+            self._note_unstaged(save, error)
+
+    def _note_unstaged(self, save: SaveUnderWay, error: WorkError) -> None:
+        """Have the others told with the next exchange, as of a full disk."""
+        save.end(Outcome(token=save.token, error=f"Rank {self._peers.rank}: {error}"))
 
     def _exchange(self, news: _News, *, patient: bool = False) -> list[_News]:
         """Tell each other how saves came out, and act on it; ``patient`` waits for one a moment.
@@ -197,14 +214,20 @@ class BackgroundSaver(Saver):
         Raises WorkError on every rank where a save failed and the policy is to stop.
         """
         self._hear(LOOK_S if patient and self._peers.first else 0.0)
-        own = replace(news, outcomes=tuple(save.outcome for save in self._saves))
+        self._give_up_overdue()
+        own = replace(
+            news,
+            outcomes=tuple(save.outcome for save in self._saves),
+            are_staged=tuple(save.is_staged for save in self._saves),
+        )
         told = self._peers.share(self._deed, own)
         problem: WorkError | None = None
         for index, save in enumerate(tuple(self._saves)):
             answers = [each.outcomes[index] for each in told]
             errors = [answer.error for answer in answers if answer is not None and answer.error]
             if errors:
-                problem = self._fail(save, errors[0]) or problem
+                is_staged = all(each.are_staged[index] for each in told)
+                problem = self._fail(save, errors[0], is_staged=is_staged) or problem
             elif answers[0] is not None:
                 self._saves.remove(save)
                 self._report(save)
@@ -217,23 +240,33 @@ class BackgroundSaver(Saver):
         """Note what this rank's writer says; the first rank reports what is published."""
         self._writing.hear(self._saves, timeout_s)
         for save in self._saves:
-            overdue = time.monotonic() - save.start > 2 * self.patience_s
-            if save.outcome is None and overdue and self._peers.first:
-                error = f"{self.folder}: no answer of the disk in {2 * self.patience_s:g} s"
-                save.end(Outcome(token=save.token, error=error))
             if save.is_published:
                 self._report(save)
 
-    def _fail(self, save: SaveUnderWay, error: str) -> WorkError | None:
-        """Act on a failed save as the policy says; what to raise, if anything."""
+    def _give_up_overdue(self) -> None:
+        """Have saves fail of which the publisher, whose disk may hang, says nothing."""
+        for save in self._saves if self._peers.first else ():
+            limit_s = 2 * self.patience_s
+            if save.outcome is None and time.monotonic() - save.tried > limit_s:
+                self._writing.give_up(save, self._saves)
+                if not save.is_published:  # as it may be until then
+                    error = f"{self.folder}: no answer of the disk in {limit_s:g} s"
+                    save.end(Outcome(token=save.token, error=error))
+
+    def _fail(self, save: SaveUnderWay, error: str, *, is_staged: bool) -> WorkError | None:
+        """Act on a failed save as the policy says; what to raise, if anything.
+
+        ``is_staged`` says whether every rank has its copy.
+        """
         self._writing.give_up(save, self._saves)
         self._saves.remove(save)
-        is_tried_again = self.on_failure is OnFailure.RETRY and not save.is_second_try
+        is_retried = self.on_failure is OnFailure.RETRY
+        is_tried_again = is_retried and is_staged and not save.is_second_try
         self._report(save, error, is_tried_again=is_tried_again)
         if is_tried_again:
             again = save.again()
             self._saves.append(again)
-            self._stager.then(partial(self._writing.send, again))
+            self._stager.do(partial(self._writing.send, again))
             return None
         self._failed = (save.step, error)
         if self.on_failure is OnFailure.WARN:

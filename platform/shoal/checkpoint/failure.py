@@ -16,7 +16,8 @@ class OnFailure(StrEnum):
     """The run ends, with the cause."""
 
     RETRY = "retry"
-    """The same state is written once more; if that fails as well, the run ends."""
+    """The same state is written once more from the ranks' copies of it; if that fails as well, or a
+    rank has no copy, the run ends."""
 
     WARN = "warn"
     """The run goes on without that step."""

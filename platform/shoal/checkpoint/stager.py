@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -33,30 +32,43 @@ class Stager:
         return self._copy is not None
 
     def free(self, used: Collection[StagingBuffer]) -> StagingBuffer:
-        """A buffer beside those in use, of which there is one."""
-        return next(buffer for buffer in self.buffers if buffer not in used)
+        """A buffer beside those in use, of which there is one; if there is a choice, a fit one."""
+        unused = (buffer for buffer in self.buffers if buffer not in used)
+        return min(unused, key=lambda buffer: buffer.is_read)
 
-    def stage(self, buffer: StagingBuffer, layout: Layout, snapshot: Snapshot) -> None:
-        """Begin to copy. Raises WorkError where the system has no memory to give."""
+    def stage(
+        self,
+        buffer: StagingBuffer,
+        layout: Layout,
+        snapshot: Snapshot,
+        then: Callable[[], None],
+    ) -> None:
+        """Begin to copy, and do something ``then``, once all of it is here, and only then.
+
+        Raises WorkError where the system has no memory to give.
+        """
         values = values_of(layout, snapshot.entries)
         buffer.lay(layout, values, snapshot.blobs)
         ready = None
         if any(value.is_cuda for value in values):
             ready = torch.cuda.current_stream().record_event()
-        self._copy = self._thread.submit(buffer.fill, values, ready)
+        self._copy = copy = self._thread.submit(buffer.fill, values, ready)
 
-    def then(self, deed: Callable[[], None]) -> None:
-        """Do something once all copies are made: what may have to wait for a disk, say."""
+        def go_on() -> None:
+            if copy.exception() is None:
+                then()
+
+        self.do(go_on)
+
+    def do(self, deed: Callable[[], None]) -> None:
+        """Do what may have to wait for a disk, after all that was begun before."""
         self._thread.submit(deed)
 
-    def wait(self) -> float:
-        """Wait until the copy is made; for how many seconds."""
-        if self._copy is None:
-            return 0.0
-        start = time.monotonic()
-        self._copy.result()
-        self._copy = None
-        return time.monotonic() - start
+    def wait(self) -> None:
+        """Wait until the copy is made. Raises WorkError, once, where it could not be."""
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            copy.result()
 
     def watch(self, optimizer: torch.optim.Optimizer | None, wait: Callable[[], None]) -> None:
         """Have the optimizer's next step ``wait`` for the copy; without one, wait now."""

@@ -15,6 +15,7 @@ import torch
 
 from shoal.checkpoint.shard import Blob, Layout
 from shoal.errors import WorkError
+from shoal.storage import WriterProcess
 
 
 class StagingBuffer:
@@ -27,12 +28,28 @@ class StagingBuffer:
         self._key: tuple[object, ...] | None = None
         self._targets: list[torch.Tensor] = []
         self._pinned = False
+        self._readers: list[WriterProcess] = []
+
+    def note_reader(self, process: WriterProcess) -> None:
+        """Fill it no more until ``process`` has ended, which is killed and may yet read it."""
+        self._readers.append(process)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether such a process has not ended, because its disk hangs."""
+        self._readers = [process for process in self._readers if not process.is_gone]
+        return bool(self._readers)
 
     def lay(self, layout: Layout, values: Sequence[torch.Tensor], blobs: Sequence[Blob]) -> None:
         """Prepare for values of these shapes and types, and take the blobs. Cheap where it was so.
 
-        Raises WorkError where the system has no memory to give.
+        Raises WorkError where the system has no memory to give, and where somebody reads it.
         """
+        if self.is_read:
+            raise WorkError(
+                "The memory to stage a checkpoint is that of an earlier save, "
+                "whose writing process does not end: its disk hangs."
+            )
         if layout.key != self._key:
             self._key = None
             self._grow(layout.shard.num_bytes)
@@ -55,8 +72,15 @@ class StagingBuffer:
     def fill(self, values: Sequence[torch.Tensor], ready: torch.cuda.Event | None) -> None:
         """Copy the values, and return once they are here; from any thread.
 
-        ``ready`` is after the last change of values that are on a GPU.
+        ``ready`` is after the last change of values that are on a GPU. Raises WorkError where not
+        all could be copied.
         """
+        try:
+            self._copy(values, ready)
+        except RuntimeError as error:
+            raise WorkError(f"The state could not be copied aside: {error}") from error
+
+    def _copy(self, values: Sequence[torch.Tensor], ready: torch.cuda.Event | None) -> None:
         if ready is None:
             torch._foreach_copy_(self._targets, list(values))
             return

@@ -6,16 +6,16 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shoal.checkpoint.failure import SaveReport
 from shoal.checkpoint.staging import StagingBuffer
-from shoal.storage import Abandon, Outcome, WriteJob, WriterProcess
+from shoal.storage import Outcome, WriteJob, WriterProcess
 
 logger = logging.getLogger(__name__)
 
 GIVE_UP_S = 10.0
-"""Seconds for the process to answer once a save is given up."""
+"""Seconds for the process to answer once a save is given up, if ranks have as much patience."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -28,6 +28,8 @@ class SaveUnderWay:
     """Of all ranks; known to the first."""
     start: float
     """When it began, by ``time.monotonic``."""
+    tried: float = field(default_factory=time.monotonic)
+    """When this try of it began."""
     stall_s: float = 0.0
     """How long it held this rank's loop up."""
     waited_s: float = 0.0
@@ -36,8 +38,12 @@ class SaveUnderWay:
     """From its beginning to its outcome."""
     outcome: Outcome | None = None
     """This rank's; on the first rank, the publication's."""
-    is_sent: bool = False
-    """Whether the process was told of it."""
+    is_staged: bool = False
+    """Whether its state is in ``buffer``; from then on it can be written, and written again."""
+    process: WriterProcess | None = None
+    """The one that may be reading ``buffer``."""
+    is_given_up: bool = False
+    """Whether no process is to begin with it any more."""
     is_second_try: bool = False
     is_reported: bool = False
 
@@ -85,6 +91,7 @@ class SaveUnderWay:
             start=self.start,
             stall_s=self.stall_s,
             waited_s=self.waited_s,
+            is_staged=self.is_staged,
             is_second_try=True,
         )
 
@@ -93,13 +100,18 @@ class Writing:
     """Hands saves to this rank's process and hears how they came out.
 
     Where the process dies, the save that it was at has failed; another one takes over the rest.
+    A process that is killed and does not end, because its disk hangs, publishes nothing any more.
+    It is left behind, and memory that it may be reading is not filled before it has ended.
     """
 
-    def __init__(self, rank: int, buffers: Sequence[StagingBuffer]) -> None:
+    def __init__(self, rank: int, buffers: Sequence[StagingBuffer], *, patience_s: float) -> None:
+        """``patience_s`` is how long the ranks wait for each other's disks."""
         self._rank = rank
         self._descriptors = [buffer.descriptor for buffer in buffers]
         self._process = WriterProcess.start(self._descriptors)
-        self._sending = threading.Lock()
+        self._answer_s = min(GIVE_UP_S, patience_s)
+        self._handing = threading.Lock()
+        """Held while it changes who has a save, and never while anyone is waited for."""
 
     @property
     def pid(self) -> int:
@@ -107,30 +119,36 @@ class Writing:
         return self._process.pid
 
     def send(self, save: SaveUnderWay) -> None:
-        """Have it written; from any thread."""
-        with self._sending:
-            save.is_sent = True
-            self._process.send(save.job)
+        """Have it written; from any thread. Waits while the process is busy with another."""
+        with self._handing:
+            if save.is_given_up:
+                return
+            save.process = process = self._process
+        process.send(save.job)
 
     def hear(self, saves: Sequence[SaveUnderWay], timeout_s: float = 0.0) -> None:
         """Note outcomes of ``saves``; waits for the first one to come."""
         while (outcome := self._process.receive(timeout_s)) is not None:
             timeout_s = 0.0
             for save in saves:
-                if save.token == outcome.token and save.outcome is None:
+                if save.token == outcome.token:
+                    save.process = None
                     save.end(outcome)
-        if self._process.has_ended:
-            self._start_another([save for save in saves if save.outcome is None])
+        if self._process.has_hung_up:
+            self._start_another(saves)
 
     def give_up(self, save: SaveUnderWay, saves: Sequence[SaveUnderWay]) -> None:
-        """Have a save left alone, so that its memory is free again."""
-        if save.outcome is not None:
+        """Have a save left alone: no process reads its memory afterwards, or publishes it."""
+        deadline = time.monotonic() + self._answer_s
+        with self._handing:
+            save.is_given_up = True
+            process = save.process
+        if process is None:
             return
-        self._process.send(Abandon(token=save.token))
-        deadline = time.monotonic() + GIVE_UP_S
-        while save.outcome is None and (left_s := deadline - time.monotonic()) > 0:
+        process.abandon(save.token, self._answer_s)
+        while save.process is not None and (left_s := deadline - time.monotonic()) > 0:
             self.hear(saves, left_s)
-        if save.outcome is None:
+        if save.process is not None:
             logger.warning("Rank %d: its writing process hangs and is ended.", self._rank)
             self._process.kill()
             self.hear(saves)
@@ -140,14 +158,20 @@ class Writing:
         self._process.close()
 
     def _start_another(self, saves: Sequence[SaveUnderWay]) -> None:
-        """After the process died over the first of ``saves``, or over none."""
-        error = f"Rank {self._rank}: {self._process.last_word}."
+        """After the process died over the first of ``saves`` that it had, or over none."""
+        old = self._process
+        old.close()
+        error = f"Rank {self._rank}: {old.last_word}."
         logger.warning("%s Another one is started.", error)
-        for save in saves[:1]:
-            save.end(Outcome(token=save.token, error=error))
-        with self._sending:
-            self._process.close()
+        with self._handing:
             self._process = WriterProcess.start(self._descriptors)
-            for save in saves[1:]:
-                if save.is_sent:
-                    self._process.send(save.job)
+            had = [save for save in saves if save.process is old]
+            rest = [save for save in had[1:] if not save.is_given_up]
+            for save in had:
+                save.buffer.note_reader(old)
+                save.process = self._process if save in rest else None
+        for save in had:
+            if save not in rest:
+                save.end(Outcome(token=save.token, error=error))
+        for save in rest:
+            self._process.send(save.job)

@@ -38,8 +38,8 @@ class CheckpointSettings(Section):
 
     on_failure: Literal["stop", "retry", "warn"] = "stop"
     """A failed save ends the run by the next save at the latest (``stop``), or only if writing the
-    same state once more fails as well (``retry``), or it costs no more than that step
-    (``warn``)."""
+    same state once more fails as well or a rank has no copy of it (``retry``), or it costs no more
+    than that step (``warn``)."""
 
     allow: tuple[str, ...] = ()
     """Keys that the checkpoint may hold although nothing reads them, or may lack although something

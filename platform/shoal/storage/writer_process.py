@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
+import select
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from shoal.storage.job import Abandon, Outcome, WriteJob
+
+logger = logging.getLogger(__name__)
 
 _NEEDED = ("shoal", "xxhash", "pyarrow")
 """What it imports beside Python itself; the last only for a store."""
@@ -24,11 +29,14 @@ END_S = 5.0
 class WriterProcess:
     """One such process, from ``start`` to ``close``."""
 
-    def __init__(self, process: subprocess.Popen[bytes], connection: Connection) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+        """``connection`` leads to the process; it is this object's from now on."""
         self._process = process
-        self._connection = connection
+        self._socket = connection
+        self._connection = Connection(os.dup(connection.fileno()))
         self._sending = threading.Lock()
-        self._ended = False
+        self._is_killed = False
+        self._has_hung_up = False
 
     @classmethod
     def start(cls, descriptors: Sequence[int]) -> WriterProcess:
@@ -42,7 +50,7 @@ class WriterProcess:
                 pass_fds=(theirs.fileno(), *descriptors),
                 stdin=subprocess.DEVNULL,
             )
-        return cls(process, Connection(ours.detach()))
+        return cls(process, ours)
 
     @property
     def pid(self) -> int:
@@ -50,51 +58,94 @@ class WriterProcess:
         return self._process.pid
 
     @property
-    def has_ended(self) -> bool:
-        """Whether it has been found dead; its jobs will get no outcome."""
-        return self._ended
+    def has_hung_up(self) -> bool:
+        """Whether ``receive`` has found it gone; its jobs will get no outcome."""
+        return self._has_hung_up
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended. No signal ends it while it waits for a disk that hangs."""
+        return self._process.poll() is not None
 
     @property
     def last_word(self) -> str:
-        """How it ended, once ``has_ended``."""
-        code = self._process.wait(END_S)
+        """How it ended, once it is closed."""
+        code = self._process.poll()
+        if code is None:
+            return "the process that writes for this rank does not end: its disk hangs"
         ending = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         return f"the process that writes for this rank ended {ending}"
 
-    def send(self, message: WriteJob | Abandon) -> None:
-        """Hand a message over, from any thread; a ``receive`` says where the process is gone."""
+    def send(self, job: WriteJob) -> None:
+        """Hand a job over, from any thread; waits while the process is busy with another.
+
+        ``receive`` says where the process is gone, after all that it had to tell.
+        """
         try:
             with self._sending:
-                self._connection.send(message)
+                self._connection.send(job)
         except OSError:
-            self._ended = True
+            pass  # it is gone
+
+    def abandon(self, token: str, timeout_s: float) -> None:
+        """Tell it to give a save up, unless it does not listen that long."""
+        deadline = time.monotonic() + timeout_s
+        if not self._sending.acquire(timeout=timeout_s):
+            return
+        try:
+            listening = select.poll()
+            listening.register(self._socket, select.POLLOUT)
+            if listening.poll(1000 * max(deadline - time.monotonic(), 0.0)):
+                self._connection.send(Abandon(token=token))
+        except OSError:
+            pass  # it is gone
+        finally:
+            self._sending.release()
 
     def receive(self, timeout_s: float) -> Outcome | None:
         """The next outcome, if one comes in time."""
-        if self._ended:
+        if self._has_hung_up:
             return None
         try:
             if not self._connection.poll(timeout_s):
                 return None
             outcome: Outcome = self._connection.recv()
         except (EOFError, OSError):
-            self._ended = True
+            self._has_hung_up = True
             return None
         return outcome
 
     def kill(self) -> None:
-        """End it at once."""
+        """End it at once, or as soon as the disk lets it."""
+        self._is_killed = True
         self._process.kill()
-        self._ended = True
+        self._hang_up()
 
     def close(self) -> None:
-        """End it, whatever it is doing."""
-        self._connection.close()
+        """End it, whatever it is doing. One that no signal ends is left behind, and said so."""
+        self._hang_up()
+        if not self._is_killed and not self._ends():
+            self.kill()
+        if not self._ends():
+            logger.warning("Process %d does not end: its disk hangs. It is left behind.", self.pid)
+        with self._sending:
+            self._connection.close()
+            self._socket.close()
+
+    def _hang_up(self) -> None:
+        """Have it and whoever waits to send to it find the other end gone."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it was so before
+
+    def _ends(self) -> bool:
+        """Give it time."""
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(END_S)
+            return False
+        return True
 
 
 def _places() -> list[str]:
