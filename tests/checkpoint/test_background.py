@@ -178,11 +178,13 @@ def test_a_killed_writer_costs_what_the_policy_says(
 def test_a_step_that_is_not_there_at_the_end_fails_the_run_whatever_the_policy(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(WorkError, match="The last state is not saved. 2: .* already"):
+    with pytest.raises(WorkError, match="The last state is not saved. Step 2: .* already"):
         with training(tmp_path, on_failure=OnFailure.WARN) as trainer:
             trainer.save(2)
             trainer.step()
             trainer.save(2)
+            trainer.saver.settle()  # which does not mind
+            assert trainer.saver.num_under_way() == 0
             trainer.saver.drain()
     assert [step.number for step in steps(tmp_path)] == [2]
     assert len(trainer.errors()) == 2

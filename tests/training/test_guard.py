@@ -8,18 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
-from shoal.checkpoint import Manifest
+from shoal.checkpoint import Manifest, steps
 from shoal.config import GuardSettings
 from shoal.data import Sampler
-from shoal.training import EventReader, Guard, SpoiledStep, TrainJob, train
+from shoal.training import EventReader, Guard, SpoiledStep, StepMetrics, TrainJob, train
 from tests.ranks import RankFailure, RankPool
 from tests.training.tiny import MODEL, make_config, make_job, train_until
 
 STEPS, BATCH_BYTES = 14, 4 * 24
 
 
-def _job(folder: Path, name: str, action: str, *, limit: int = 3) -> TrainJob:
+def _job(folder: Path, name: str, action: str, *, limit: int = 3, **checkpoint: Any) -> TrainJob:
     """A run over "ababab...", whose tenth batch is noise."""
     draw = np.random.default_rng(3)
     plain = "ab" * (BATCH_BYTES // 2)
@@ -32,7 +33,7 @@ def _job(folder: Path, name: str, action: str, *, limit: int = 3) -> TrainJob:
             model={"config": {**MODEL, "attention_dropout": 0.1}},
             data={"shuffle": False},
             cluster={"workers": 2, "device": "cpu"},
-            checkpoint={"every": 4, "keep": 2},
+            checkpoint={"every": 4, "keep": 2, **checkpoint},
             train={
                 "steps": STEPS,
                 "guard": {"action": action, "spike_factor": 1.5, "window": 3, "limit": limit},
@@ -95,6 +96,36 @@ def test_going_back_is_as_if_the_data_were_not_there(tmp_path: Path, ranks: Rank
     ranks.run(2, train, cut)
     assert _steps(cut) == _steps(job)
     assert _files(cut) == _files(job)
+
+
+def _train_and_lose_a_save(job: TrainJob) -> None:
+    """Train; what step 8 is saved to is a file while that is done."""
+    folder = job.folder.path / "checkpoints"
+    kept = folder.with_name("kept")
+
+    def interfere(metrics: StepMetrics) -> None:
+        if metrics.step == 7 and dist.get_rank() == 0 and not kept.exists():
+            folder.rename(kept)
+            folder.write_text("in the way")
+        if metrics.step == 9 and dist.get_rank() == 0 and folder.is_file():
+            folder.unlink()
+            kept.rename(folder)
+            kept.write_text("once")
+
+    train(job, interfere)
+
+
+def test_a_lost_save_costs_a_longer_way_back_and_not_the_run(
+    tmp_path: Path, ranks: RankPool
+) -> None:
+    job = _job(tmp_path, "run", "rollback", on_failure="warn", asynchronous=False)
+    ranks.run(2, _train_and_lose_a_save, job)
+    lost = [e["step"] for e in EventReader(job.folder.path).poll() if e["event"] == "save_failed"]
+    assert lost == [8]
+    first = _refusals(job)[0]
+    assert (first["step"], first["goes_on_from"], first["num_skipped"]) == (10, 4, 6 * 4)
+    assert [step for step, _ in _steps(job)] == list(range(1, STEPS + 1))
+    assert [step.number for step in steps(job.folder.checkpoints)] == [12, 14]
 
 
 def test_a_skipped_batch_changes_no_weight(tmp_path: Path, ranks: RankPool) -> None:

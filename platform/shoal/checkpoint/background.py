@@ -77,7 +77,6 @@ class BackgroundSaver(Saver):
         super().__post_init__()
         self._saves: list[SaveUnderWay] = []
         self._described: Description | None = None
-        self._failed: tuple[int, str] | None = None
 
     def __enter__(self) -> Self:
         """See ``Saver``."""
@@ -145,13 +144,11 @@ class BackgroundSaver(Saver):
             self._hear()
         return sum(save.outcome is None for save in self._saves)
 
-    def drain(self) -> None:
+    def settle(self) -> None:
         """See ``Saver``."""
         self.staged()
         while self._saves:
             self._exchange(_News(), patient=True)
-        if self._failed is not None:
-            raise WorkError("The last state is not saved. {}: {}".format(*self._failed))
 
     def _let_go(self, error: BaseException | None) -> None:
         """See ``Saver``."""

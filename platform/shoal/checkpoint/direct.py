@@ -13,17 +13,13 @@ from shoal.storage import prune_or_warn
 class DirectSaver(Saver):
     """See ``Saver``; needs no memory for copies."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._failed: str | None = None
-
     def save(self, step: int, state: State) -> None:
         """See ``Saver``."""
         for is_last in (self.on_failure is not OnFailure.RETRY, True):
             try:
                 saved = save_state(self.folder, step, state, group=self.group)
             except WorkError as error:
-                self._failed = str(error)
+                self._failed = (step, str(error))
                 self._tell(SaveReport(step=step, error=str(error), is_tried_again=not is_last))
                 if is_last and self.on_failure is not OnFailure.WARN:
                     raise
@@ -40,17 +36,19 @@ class DirectSaver(Saver):
                         stall_s=saved.seconds,
                     )
                 )
-                if self._peers.first:
-                    prune_or_warn(self.folder, self.keep)
+                # Not left to the first rank alone: the others would wait for it in the next step.
+                self._peers.each(f"Deleting older steps in {self.folder}", self._prune)
                 return
 
     def poll(self) -> None:
         """See ``Saver``. Everything is told by then."""
 
-    def drain(self) -> None:
-        """See ``Saver``."""
-        if self._failed is not None:
-            raise WorkError(f"The last state is not saved: {self._failed}")
+    def settle(self) -> None:
+        """See ``Saver``. Nothing is under way by then."""
+
+    def _prune(self) -> None:
+        if self._peers.first:
+            prune_or_warn(self.folder, self.keep)
 
     def _let_go(self, error: BaseException | None) -> None:
         """See ``Saver``. Nothing is held."""

@@ -37,6 +37,8 @@ class Saver(ABC):
 
     def __post_init__(self) -> None:
         self._peers = Peers(self.group)
+        self._failed: tuple[int, str] | None = None
+        """Step and cause of the last save to come out, if that failed."""
 
     def __enter__(self) -> Self:
         """Refuse a folder that ranks do not share, and get ready."""
@@ -55,8 +57,15 @@ class Saver(ABC):
         """Report what came out since; cheap, for every step."""
 
     @abstractmethod
+    def settle(self) -> None:
+        """Wait until no save is under way. Raises WorkError as ``save`` does."""
+
     def drain(self) -> None:
         """Wait until all is published; raises WorkError where the last state is not."""
+        self.settle()
+        if self._failed is not None:
+            step, error = self._failed
+            raise WorkError(f"The last state is not saved. Step {step}: {error}")
 
     def __exit__(
         self,

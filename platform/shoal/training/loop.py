@@ -168,7 +168,7 @@ class _Run:
                 skipped = self.batches.global_batch
                 recovery.count(spoiled, step)
             case "rollback":
-                saver.drain()  # so that what is newest depends on the steps alone
+                saver.settle()  # so that what is newest depends on the steps alone
                 point = self.state.newest()
                 if point is None:
                     raise spoiled

@@ -46,7 +46,7 @@ class RunState:
     job: TrainJob
     rank: int
     patient: dist.ProcessGroup
-    """All ranks, for saving and loading."""
+    """All ranks, for all that waits for a disk: saving, loading, and looking for what is there."""
     model: DecoderStage
     optimizer: torch.optim.Optimizer
     sampler: Sampler
@@ -59,7 +59,7 @@ class RunState:
             folder = self.job.folder.checkpoints
             clean(folder)  # before: what an earlier attempt still writes is not published after
             choice[0] = starting_point(folder, self.job.config.checkpoint.resume)
-        dist.broadcast_object_list(choice, src=0)
+        dist.broadcast_object_list(choice, src=0, group=self.patient)
         return choice[0]
 
     def begin(self, start: Location | None) -> int:
@@ -95,7 +95,7 @@ class RunState:
         choice: list[Location | None] = [None]
         if self.rank == 0 and (last := newest(self.job.folder.checkpoints)) is not None:
             choice[0] = last.path
-        dist.broadcast_object_list(choice, src=0)
+        dist.broadcast_object_list(choice, src=0, group=self.patient)
         return choice[0]
 
     def saver(self) -> Saver:
