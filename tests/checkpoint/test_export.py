@@ -65,6 +65,21 @@ def test_transformers_computes_the_same_logits(tmp_path: Path, hf: dict[str, Any
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_what_is_attached_is_read_at_once_and_named_where_it_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert hf_attachments(LLAMA, tmp_path)["hf/tokenizer.json"] == b"{}"
+    (tmp_path / "vocab.json").symlink_to("/proc/self/mem")  # a file that no one can read from 0
+    with pytest.raises(WorkError, match=r"vocab\.json cannot be read: Input/output error"):
+        hf_attachments(LLAMA, tmp_path)
+
+
+def test_a_file_to_attach_that_is_gone_is_no_fault_of_the_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match="gone cannot be read: No such file"):
+        model = torch.nn.Linear(2, 2)
+        gone = {"gone": tmp_path / "gone"}
+        save(tmp_path / "run", 1, model=model, optimizer=None, counters={}, attachments=gone)
+
+
 def test_weights_are_read_by_rows(tmp_path: Path) -> None:
     decoder, path = _saved(tmp_path, QWEN3_MOE)
     weights = CheckpointWeights(path)

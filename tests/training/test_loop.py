@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from shoal.checkpoint import Manifest
+from shoal.checkpoint import Manifest, export
 from shoal.config import load_config
 from shoal.training import EventReader, StepMetrics, TrainJob, TrainResult, train
 from tests.ranks import RankFailure, RankPool
@@ -249,6 +249,34 @@ def test_a_run_on_fewer_workers_keeps_the_configuration_that_it_was_given(
     ranks.run(1, train, job.at_size(1))
     assert load_config(job.folder.path / "config.yaml") == job.config
     assert len(_losses(job)) == 1
+
+
+def _train_and_touch(job: TrainJob, file: Path) -> TrainResult:
+    return train(job, lambda metrics: file.unlink(missing_ok=True))
+
+
+def test_what_lies_beside_the_weights_is_read_once(tmp_path: Path, ranks: RankPool) -> None:
+    """Whoever tidies up or replaces a file of the model changes no checkpoint of the run."""
+    write_text(tmp_path / "text.txt")
+    first = ranks.run(1, train, _job(tmp_path, "first", steps=1))[0].checkpoint
+    model = tmp_path / "model"
+    export(first, model)
+    template = model / "chat_template.jinja"
+    template.write_text("{{ messages }}")
+    sections: dict[str, Any] = {"model": {"path": str(model), "config": None}}
+    sections |= {"cluster": {"workers": 2, "device": "cpu"}, "checkpoint": {"every": 1}}
+    job = _job(tmp_path, "second", steps=3, **sections)
+    saved = ranks.run(2, _train_and_touch, job, template)[0].checkpoint
+    assert not template.exists()
+    assert (saved / "attachments/hf/chat_template.jinja").read_text() == "{{ messages }}"
+
+
+def test_a_folder_that_takes_no_configuration_is_named(tmp_path: Path, ranks: RankPool) -> None:
+    write_text(tmp_path / "text.txt")
+    job = _job(tmp_path, "blocked", steps=1)
+    (job.folder.path / "config.yaml").mkdir()
+    with pytest.raises(RankFailure, match="WorkError: cannot write .*config.yaml: Is a directory"):
+        ranks.run(1, train, job)
 
 
 def test_a_resume_with_another_model_is_refused_and_harms_nothing(

@@ -30,6 +30,7 @@ def _look(job: TrainJob) -> list[Location | None]:
         optimizer=rest,
         sampler=rest,
         guard=rest,
+        attachments={},
     )
     found = []
     for look in (state.choose, state.newest):

@@ -17,7 +17,7 @@ import torch
 
 from shoal.checkpoint.contents import ATTACHMENTS
 from shoal.checkpoint.weights import CheckpointWeights
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, WorkError
 from shoal.models import (
     DecoderConfig,
     ExpertLayout,
@@ -28,7 +28,7 @@ from shoal.models import (
 )
 from shoal.models.export import CARRIED_FILES
 from shoal.models.hf_folder import CONFIG
-from shoal.storage import Location, Manifest, read_file
+from shoal.storage import Location, Manifest, read_file, told
 
 HF_FOLDER = "hf"
 """Name among the attachments of the files that a Hugging Face folder has beside weights."""
@@ -36,18 +36,22 @@ HF_FOLDER = "hf"
 
 def hf_attachments(
     hf_config: Mapping[str, Any], model_folder: Path | None = None
-) -> dict[str, Location | bytes]:
+) -> dict[str, bytes]:
     """What ``save`` must attach so that ``export`` can work.
 
     ``hf_config`` is the model's config, ``model_folder`` where tokenizer files are, if anywhere.
+    These are read here, so that later steps carry the same. Raises WorkError for one that is there
+    and cannot be read.
     """
-    attachments: dict[str, Location | bytes] = {
-        f"{HF_FOLDER}/{CONFIG}": json.dumps(dict(hf_config), indent=2).encode()
-    }
+    attachments = {f"{HF_FOLDER}/{CONFIG}": json.dumps(dict(hf_config), indent=2).encode()}
     if model_folder is not None:
         for name in CARRIED_FILES:
-            if (model_folder / name).is_file():
-                attachments[f"{HF_FOLDER}/{name}"] = model_folder / name
+            path = model_folder / name
+            try:
+                if path.is_file():
+                    attachments[f"{HF_FOLDER}/{name}"] = path.read_bytes()
+            except OSError as error:
+                raise WorkError(f"{path} cannot be read: {told(error)}.") from error
     return attachments
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from shoal.errors import WorkError
 from shoal.storage.catalog import clean
-from shoal.storage.files import FileRecord, refusals, write_file
+from shoal.storage.files import FileRecord, refusals, told, write_file
 from shoal.storage.location import Location
 from shoal.storage.manifest import Manifest, OptimizerRecord
 from shoal.storage.media import medium_of, read_file
@@ -115,9 +115,14 @@ def publish(place: Place, shards: Mapping[str, FileRecord], contents: Contents) 
 
 
 def _add(draft: Location, files: Mapping[str, Location | bytes]) -> dict[str, FileRecord]:
-    return {
-        name: write_file(
-            draft / name, content if isinstance(content, bytes) else read_file(content)
-        )
-        for name, content in files.items()
-    }
+    return {name: write_file(draft / name, _data(content)) for name, content in files.items()}
+
+
+def _data(content: Location | bytes) -> bytes:
+    """What to write; a file that is gone is told as such, not as one that cannot be written."""
+    if isinstance(content, bytes):
+        return content
+    try:
+        return read_file(content)
+    except OSError as error:
+        raise WorkError(f"{content} cannot be read: {told(error)}.") from error

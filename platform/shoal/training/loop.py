@@ -28,10 +28,11 @@ from shoal.training.build import build_model, build_sharded_optimizer
 from shoal.training.events import EventKind
 from shoal.training.guard import Guard, Recovery, SpoiledStep
 from shoal.training.job import TrainJob, TrainResult
+from shoal.training.lines import writing
 from shoal.training.memory import check_memory
 from shoal.training.metrics import MetricsWriter, StepMetrics
 from shoal.training.process import device_of, kernel_settings
-from shoal.training.state import RunState
+from shoal.training.state import RunState, attachments_of
 from shoal.training.step import Stepper
 
 
@@ -100,6 +101,7 @@ class _Run:
                 optimizer=optimizer,
                 sampler=job.sampler(),
                 guard=guard,
+                attachments=attachments_of(config, passes.model) if rank == 0 else {},
             ),
             stepper=Stepper(
                 passes,
@@ -121,7 +123,8 @@ class _Run:
         if self.rank == 0:
             # Not before: a configuration that does not fit the run's checkpoint is refused by then.
             path = self.job.folder.path / CONFIG_FILE
-            medium_of(path).put(path, dump_config(self.job.given).encode())
+            with writing(path):
+                medium_of(path).put(path, dump_config(self.job.given).encode())
         is_own = start is not None and start.parent == self.job.folder.checkpoints
         saved = step if is_own else None
         every, settings = self.job.config.checkpoint.every, self.job.config.train

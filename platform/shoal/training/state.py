@@ -6,6 +6,7 @@ remembers. Whatever else a step needs follows from the configuration and its num
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,8 @@ class RunState:
     optimizer: torch.optim.Optimizer
     sampler: Sampler
     guard: Guard
+    attachments: Mapping[str, bytes]
+    """What travels in every checkpoint, on rank 0: read once, so that all steps have the same."""
 
     def choose(self) -> Location | None:
         """The checkpoint to start from, as rank 0 sees it: others may not see the newest yet."""
@@ -126,7 +129,7 @@ class RunState:
             optimizer=self.optimizer,
             counters=self._counters(step),
             rng=capture_rng(),
-            attachments=_attachments(self.job.config, self.model),
+            attachments=self.attachments,
         )
         saver.save(step, state)
 
@@ -156,9 +159,12 @@ class RunState:
             append_event(self.job.folder.path, kind, **fields)
 
 
-def _attachments(config: Config, model: DecoderStage) -> dict[str, Location | bytes]:
-    """What an export needs beside weights: the model's config and the tokenizer's files."""
-    attachments: dict[str, Location | bytes] = {}
+def attachments_of(config: Config, model: DecoderStage) -> dict[str, bytes]:
+    """What an export needs beside weights: the model's config and the tokenizer's files.
+
+    Raises WorkError where one of them cannot be read.
+    """
+    attachments: dict[str, bytes] = {}
     tokenizer = tokenizer_name(config.data.tokenizer, config.model.path)
     for folder in (config.model.path, None if tokenizer == "bytes" else tokenizer):
         attachments |= hf_attachments(model.config.hf, None if folder is None else Path(folder))
