@@ -86,9 +86,7 @@ def run(config: ServeConfig, *, also_trains: bool = False) -> int:
             termination_raises(),  # a second time: Ray's core has put a handler of its own in place
             _serving(config, num_blocks, port, cluster, console),
         ):
-            host = f"[{settings.host}]" if ":" in settings.host else settings.host
-            url = f"http://{host}:{port}"
-            _say(console, f"Ready at {url}/v1, with a console at {url}/  (Ctrl-C ends it)")
+            _say(console, ready_line(settings.host, port))
             try:
                 _watch(console)
             except KeyboardInterrupt:
@@ -121,6 +119,13 @@ def _serving(
         yield
     finally:
         serve.shutdown()
+
+
+def ready_line(host: str, port: int) -> str:
+    """What is printed once requests are answered; other programs read the address in it."""
+    shown = f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{port}"
+    return f"Ready at {url}/v1, with a console at {url}/  (Ctrl-C ends it)"
 
 
 def _say(console: Console, line: str) -> None:

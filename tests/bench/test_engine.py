@@ -27,7 +27,7 @@ if sys.argv[1] == "-c":
 else:
     # Like vLLM's, its work is done by a process of its own.
     subprocess.Popen(["sleep", "600"], stdout=open("{pipe}", "w"))
-    print("@ready", flush=True)
+    print('@"ready"', flush=True)
     for line in sys.stdin:
         print("@2.0", flush=True)
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.data.tokenizer import load_tokenizer
-from shoal.errors import WorkError
+from shoal.errors import ConfigError, WorkError
 from shoal_deployments.bench import (
     FirstTokens,
     Pauses,
@@ -19,9 +19,10 @@ from shoal_deployments.bench import (
     ServeReport,
     bench_serve,
 )
-from shoal_deployments.bench.client import Stream, num_tokens, run
-from shoal_deployments.bench.server import serving
+from shoal_deployments.bench.client import Stream, host_and_port, num_tokens, run
+from shoal_deployments.bench.server import address_in, serving
 from shoal_deployments.bench.words import text_of, write_words
+from shoal_deployments.serving import ready_line
 from tests.models.tiny import TINY
 
 WAY = "Serve's proxy"
@@ -104,6 +105,20 @@ def test_each_word_is_one_token(tmp_path: Path) -> None:
     text = text_of(100)
     tokens = tokenizer.encode(text)
     assert len(tokens) == 100 and tokenizer.decode(tokens) == text
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_clients_connect_where_the_server_says_that_it_is(host: str) -> None:
+    log = "Waiting for the engines\n"
+    assert address_in(log) is None
+    address = address_in(f"{log}{ready_line(host, 8000)}\n")
+    assert address is not None and host_and_port(address) == (host, 8000)
+
+
+@pytest.mark.parametrize("key", ["keys_file", "keys_variable"])
+def test_keys_are_refused_before_anything_is_started(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"serve\.auth\.{key} = 'KEYS': .* send no key"):
+        bench_serve(overrides=(f"serve.auth.{key}=KEYS",))
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:

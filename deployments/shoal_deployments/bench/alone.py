@@ -1,4 +1,4 @@
-"""The engine by itself, as its actor has it: a process that times the requests it is told.
+"""The engine by itself, as its actor has it: a ``worker`` that times the requests it is told.
 
 {"prompts": [[…]], "new_tokens": 64}
 @{"seconds": 3.6, "first_s": [0.4, …]}
@@ -10,15 +10,14 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from shoal.bench.worker import say
 from shoal.config import load_serve_config
 from shoal.inference import Request, SamplingParams
 from shoal.inference.engine import Engine
 from shoal.inference.loading import load_engine
-from shoal_deployments.bench.worker import MARK
 
 
 def main(folder: str, *overrides: str) -> None:
@@ -26,9 +25,9 @@ def main(folder: str, *overrides: str) -> None:
     config = load_serve_config(Path(folder), overrides)
     torch.set_num_threads(config.serve.threads)
     engine = load_engine(config.folder, config.serve)
-    _say("ready")
+    say("ready")
     for round_number, line in enumerate(sys.stdin):
-        _say(_timed(engine, f"{round_number}", **json.loads(line)))
+        say(_timed(engine, f"{round_number}", **json.loads(line)))
 
 
 def _timed(
@@ -45,11 +44,6 @@ def _timed(
         for output in outputs:
             first_s.setdefault(output.request_id, now - begin)
     return {"seconds": time.perf_counter() - begin, "first_s": list(first_s.values())}
-
-
-def _say(answer: Any) -> None:
-    sys.stdout.write(f"{MARK}{json.dumps(answer)}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A client that costs next to nothing: a process of its own that reads streams and keeps times.
 
 It is run as a script and imports only the standard library. Nothing is parsed before the last
-stream has ended. Its protocol is that of ``worker``:
+stream has ended. Its protocol is that of ``shoal.bench.worker``:
 
     {"address": "host:port", "model": "m", "prompts": [[1, 2]], "new_tokens": 64,
      "delay_s": 0.5}
@@ -25,7 +25,6 @@ class Stream:
     """One connection: its request, what came, and when."""
 
     def __init__(self, address: str, model: str, prompt: object, new_tokens: int) -> None:
-        host, _, port = address.rpartition(":")
         body = json.dumps(
             {
                 "model": model,
@@ -41,7 +40,7 @@ class Stream:
             f"POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
         ).encode()
-        self.socket = socket.create_connection((host, int(port)), DEADLINE_S)
+        self.socket = socket.create_connection(host_and_port(address), DEADLINE_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.received = bytearray()
         self.begin = 0.0
@@ -75,6 +74,12 @@ class Stream:
             "pause_s": max(pauses, default=0.0),
             "end": "" if tokens else body[-_END_BYTES:].decode(errors="replace"),
         }
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """What a socket takes of ``host:port``, where a host of IPv6 stands in brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def num_tokens(body: bytes) -> int:

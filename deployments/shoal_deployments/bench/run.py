@@ -22,23 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from shoal.config import ServeConfig, load_serve_config
-from shoal.errors import WorkError
+from shoal.bench.random_model import write_random_model
+from shoal.bench.worker import Worker, worker
+from shoal.config import AuthSettings, ServeConfig, load_serve_config
+from shoal.errors import ConfigError, ConfigErrors, WorkError
 from shoal.inference.forward.precision import resolved_precision
-from shoal.models import (
-    DecoderConfig,
-    InitialWeights,
-    parameter_shapes,
-    whole_tensors,
-    write_hf_folder,
-)
+from shoal.models import DecoderConfig, parameter_shapes
 from shoal_deployments.bench.report import FirstTokens, Pauses, ServeCase, ServeReport
 from shoal_deployments.bench.server import serving
 from shoal_deployments.bench.setup import ServeBenchSetup
 from shoal_deployments.bench.words import text_of, write_words
-from shoal_deployments.bench.worker import Worker, worker
 
 _UNDER_WAY_S = 0.5
 """After which a stream has begun."""
@@ -54,9 +48,13 @@ def bench_serve(
     setup = setup or ServeBenchSetup()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        decoder = DecoderConfig.from_hf(setup.model)
-        model = _write_model(folder / "bench", decoder)
+        model = folder / "bench"
+        model.mkdir()
         config = load_serve_config(model, overrides)
+        _refuse_keys(config.serve.auth)
+        decoder = DecoderConfig.from_hf(setup.model)
+        write_random_model(model, decoder)
+        write_words(model, decoder.vocab_size)
         alone = [sys.executable, "-m", "shoal_deployments.bench.alone", str(model)]
         client = [sys.executable, str(Path(__file__).parent / "client.py")]
         bench = _Bench(
@@ -83,11 +81,15 @@ def bench_serve(
     )
 
 
-def _write_model(folder: Path, decoder: DecoderConfig) -> Path:
-    weights = InitialWeights(parameter_shapes(decoder), 0, decoder.initializer_range)
-    write_hf_folder(folder, decoder, whole_tensors(weights), dtype=torch.bfloat16)
-    write_words(folder, decoder.vocab_size)
-    return folder
+def _refuse_keys(auth: AuthSettings) -> None:
+    problem, remedy = "the clients of this benchmark send no key", "Leave it out"
+    ConfigErrors.raise_any(
+        [
+            ConfigError(f"serve.auth.{name}", value, problem, remedy)
+            for name, value in auth
+            if value is not None
+        ]
+    )
 
 
 def _description(decoder: DecoderConfig, config: ServeConfig, setup: ServeBenchSetup) -> str:

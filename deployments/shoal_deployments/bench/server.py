@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from shoal.bench.worker import tail
 from shoal.errors import WorkError
-from shoal_deployments.bench.worker import tail
 
 _START_S = 300.0
 _STOP_S = 120.0
 _POLL_S = 0.2
-_READY = re.compile(r"Ready at http://([\d.:]+)/v1")
+_READY = re.compile(r"Ready at http://(\S+)/v1")
 
 
 @contextmanager
@@ -46,13 +46,19 @@ def serving(
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     deadline = time.monotonic() + _START_S
-    while (found := _READY.search(log.read_text(errors="replace"))) is None:
+    while (address := address_in(log.read_text(errors="replace"))) is None:
         if process.poll() is not None:
             raise WorkError(f"shoal serve ended:\n{tail(log)}")
         if time.monotonic() > deadline:
             raise WorkError(f"shoal serve was not ready in {_START_S:g} s:\n{tail(log)}")
         time.sleep(_POLL_S)
-    return found[1]
+    return address
+
+
+def address_in(log: str) -> str | None:
+    """``host:port`` of a server that has said in its ``log`` that it is ready."""
+    found = _READY.search(log)
+    return None if found is None else found[1]
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -6,32 +6,25 @@ contender gets the same requests, one contender after the other; a ratio is take
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from shoal.bench.engine_ours import MARK
 from shoal.bench.engine_report import EngineCase, EngineReport
 from shoal.bench.engine_setup import EngineBenchSetup, Load
-from shoal.errors import ConfigError, WorkError
-from shoal.models import (
-    DecoderConfig,
-    InitialWeights,
-    parameter_shapes,
-    whole_tensors,
-    write_hf_folder,
-)
+from shoal.bench.random_model import write_random_model
+from shoal.bench.worker import worker
+from shoal.errors import ConfigError
+from shoal.models import DecoderConfig
+
+_ENVIRONMENT = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""torch's own weights in huge pages, as ours are: only their order is to differ."""
 
 
 def bench_engine(
@@ -48,9 +41,8 @@ def bench_engine(
     for name, hf in setup.models.items():
         with tempfile.TemporaryDirectory() as folder:
             config = DecoderConfig.from_hf(hf)
-            weights = InitialWeights(parameter_shapes(config), 0, config.initializer_range)
             out = Path(folder) / "model"
-            write_hf_folder(out, config, whole_tensors(weights), dtype=torch.bfloat16)
+            write_random_model(out, config)
             cases += _cases(name, config, out, vllm_python, setup)
     return EngineReport(against=against, threads=setup.threads, cases=tuple(cases))
 
@@ -87,7 +79,9 @@ def _cases(
         commands["theirs"] = [str(vllm_python), str(script), str(folder), threads]
     with ExitStack() as stack:
         contenders = {
-            key: stack.enter_context(_contender(key, command, Path(folder)))
+            key: stack.enter_context(
+                worker(f"contender {key}", command, folder.parent / f"{key}.log", _ENVIRONMENT)
+            )
             for key, command in commands.items()
         }
         for load in setup.loads:
@@ -97,8 +91,9 @@ def _cases(
                 # To and fro, so that nobody always comes after the same other.
                 for key in list(contenders)[:: 1 if number % 2 else -1]:
                     time.sleep(setup.settle_s)
-                    times[key].append(contenders[key].seconds(prompts, load.new_tokens))
-            timed = {key: tuple(seconds[1:]) for key, seconds in times.items()}
+                    seconds = contenders[key].ask(prompts=prompts, new_tokens=load.new_tokens)
+                    times[key].append(float(seconds))
+            timed = {key: tuple(taken[1:]) for key, taken in times.items()}
             yield EngineCase(
                 model=name,
                 load=load,
@@ -113,56 +108,3 @@ def _prompts(load: Load, vocabulary: int, number: int) -> list[list[int]]:
     shape = (load.num_requests, load.prompt_tokens)
     prompts: list[list[int]] = generator.integers(2, vocabulary, shape).tolist()
     return prompts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Contender:
-    name: str
-    process: subprocess.Popen[str]
-    log: Path
-
-    def seconds(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> float:
-        """What it takes for these requests."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(
-                json.dumps({"prompts": prompts, "new_tokens": new_tokens}) + "\n"
-            )
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended; the missing answer says so
-        return float(self.answer())
-
-    def answer(self) -> str:
-        """Its next word."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(MARK):
-                return line[len(MARK) :].strip()
-        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
-        raise WorkError(f"The contender {self.name} ended before its answer:\n{tail}")
-
-
-@contextmanager
-def _contender(name: str, command: list[str], folder: Path) -> Iterator[_Contender]:
-    log = folder.parent / f"{name}.log"
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            process_group=0,
-            # torch's own weights in huge pages, as ours are: only their order is to differ.
-            env=os.environ | {"THP_MEM_ALLOC_ENABLE": "1"},
-        ) as process,
-    ):
-        contender = _Contender(name=name, process=process, log=log)
-        try:
-            contender.answer()
-            yield contender
-        finally:
-            # vLLM computes in processes of its own, which would outlive the one that we started.
-            os.killpg(process.pid, signal.SIGKILL)

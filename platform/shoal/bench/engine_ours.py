@@ -1,11 +1,7 @@
-"""Our engine as a contender: a process that times the loads it is told on its standard input.
+"""Our engine as a contender: a ``worker`` that times the loads it is told.
 
-    driver                                     contender
-       │ <─────────────────────────── "@ready" ──│   the model is loaded
-       │── {"prompts": [[…]], "new_tokens": 64} ─>│
-       │ <──────────────────────── "@<seconds>" ──│   and again, until the input ends
-
-Lines without the mark are somebody's log.
+{"prompts": [[…]], "new_tokens": 64}
+@3.6
 """
 
 from __future__ import annotations
@@ -17,21 +13,20 @@ from pathlib import Path
 
 import torch
 
+from shoal.bench.worker import say
 from shoal.inference import Limits, Request, SamplingParams
 from shoal.inference.engine import Engine
 from shoal.inference.forward.model import ServedModel
-
-MARK = "@"
 
 
 def main(folder: str, batch_invariant: str, threads: str) -> None:
     """Serve the model in ``folder`` in bf16, in fixed order if ``batch_invariant`` is ``yes``."""
     torch.set_num_threads(int(threads))
     model = ServedModel.load(Path(folder), "bf16", batch_invariant=batch_invariant == "yes")
-    _say("ready")
+    say("ready")
     for line in sys.stdin:
         load = json.loads(line)
-        _say(f"{_seconds(model, load['prompts'], load['new_tokens']):.6f}")
+        say(_seconds(model, load["prompts"], load["new_tokens"]))
 
 
 def _seconds(model: ServedModel, prompts: list[list[int]], new_tokens: int) -> float:
@@ -50,11 +45,6 @@ def _seconds(model: ServedModel, prompts: list[list[int]], new_tokens: int) -> f
     while engine.has_work:
         engine.step()
     return time.perf_counter() - start
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{MARK}{text}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -36,12 +36,12 @@ def main(folder: str, threads: str) -> None:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - start
         assert all(len(o.outputs[0].token_ids) == load["new_tokens"] for o in outputs)
-        say(f"{seconds:.6f}")
+        say(seconds)
 
 
-def say(text: str) -> None:
+def say(answer: object) -> None:
     """Tell the driver."""
-    sys.stdout.write(f"@{text}\n")
+    sys.stdout.write(f"@{json.dumps(answer)}\n")
     sys.stdout.flush()
 
 
