@@ -18,7 +18,7 @@ def test_the_report_tells_what_was_timed(tmp_path: Path) -> None:
     report = bench_checkpoint(folder=tmp_path, setup=TINY)
     assert len(report.rounds) == 2
     for each in report.rounds:
-        assert 0 < each.stall_s < each.loop_with_save_s < 60
+        assert 0 < each.stall_s < each.loop_with_save_s
         assert 0 < min(each.write_s, each.plain_s, each.load_s, each.dcp_save_s, each.dcp_load_s)
     num_parameters = 2 * 257 * 64 + 4 * 64 * 64 + 3 * 64 * 176 + 3 * 64
     assert report.num_bytes > 12 * num_parameters

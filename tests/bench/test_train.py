@@ -54,7 +54,7 @@ def test_the_report_tells_what_was_timed() -> None:
     (case,) = report.cases
     assert (case.ours, case.theirs) == ("shoal replicate", "torch DDP")
     assert len(case.our_steps_s) == len(case.their_steps_s) == len(case.alone_steps_s) == 2
-    assert all(0 < seconds < 60 for seconds in case.our_steps_s + case.alone_steps_s)
+    assert all(seconds > 0 for seconds in case.our_steps_s + case.alone_steps_s)
     (plain,) = json.loads(json.dumps(report.json()))["cases"]
     assert plain["ratio"] == case.ratio
     assert "shoal replicate" in report.text()

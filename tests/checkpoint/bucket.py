@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ CREDENTIALS = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 
-Harm = Literal["500", "403", "slow", "hold"] | None
+Harm = Literal["500", "403", "hold"] | None
 """What becomes of a request; those on hold are refused when the server ends."""
 
 Rule = Callable[[str, str], Harm]
@@ -34,9 +33,6 @@ _ANSWERS = {
     "hold": ("500 Internal Server Error", "InternalError"),
 }
 _MOST_S = 60.0
-
-SLOW_S = 2.0
-"""What a slow answer takes."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -116,8 +112,6 @@ def serving() -> Iterator[Bucket]:
     def answer(environ: dict[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
         bucket.seen += 1
         harm = bucket.rule(environ["REQUEST_METHOD"], environ["PATH_INFO"])
-        if harm == "slow":
-            time.sleep(SLOW_S)
         if harm == "hold":
             bucket.held += 1
             released.wait(_MOST_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import islice
 from typing import Any
@@ -131,11 +130,9 @@ def test_a_client_that_does_not_read_is_ended() -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # soon full
         connection.sendall(head + content)
         served.wait_until(lambda: engine.num_running == 32)
-        begin = time.monotonic()
         # Without a reader, the socket's buffers fill and then the server's own bound is met.
         served.wait_until(lambda: engine.num_running == 0, within_s=15)
         assert engine.aborted == engine.submitted
-        assert time.monotonic() - begin < 15
         assert served.complete(max_tokens=2).status_code == 200
         served.wait_until(lambda: not served.tasks(), within_s=5)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -209,9 +208,7 @@ def test_a_body_that_never_comes(sent: bytes) -> None:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{JSON_TYPE}\r\nContent-Length: 99\r\n"
         with served.connect() as connection:
             connection.sendall(head.encode() + b"\r\n" + sent)
-            begin = time.monotonic()
             answer = connection.recv(65536)
         assert answer.startswith(b"HTTP/1.1 408")
-        assert time.monotonic() - begin < 5
         _assert_still_good(served)
         served.assert_idle()

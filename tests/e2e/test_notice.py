@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,10 +104,8 @@ def test_a_run_saves_at_each_notice(tmp_path: Path, head: RayNode, ranks: RankPo
         with RayNode(tmp_path, num_cpus=1, head=head) as lost:
             first.wait_for(lambda: began(3))
             # The command is told.
-            begin = time.monotonic()
             first.terminate()
             assert first.wait() == 3, first.output
-            assert time.monotonic() - begin < 25
             assert run.saved()[-1] == run.step()
             with run.command() as early:  # before its ranks have begun
                 early.wait_for(lambda: "parameters on 2 cpu workers" in early.output)
