@@ -11,23 +11,20 @@ from shoal.inference import Request, SamplingParams
 from shoal.inference.journal import JournalFull
 from shoal_deployments.engine_client import EngineFailed, EngineUnavailable
 from shoal_deployments.mailbox import Mailbox
+from tests.actors.scripted_actor import DEADLINE_S, Slow
 from tests.deployments.scripted_actors import (
-    DEADLINE_S,
     PROMPT,
     Actor,
     asked,
     connected,
     facts_of,
-    lose,
 )
 
 
-def test_submitting_tells_the_fingerprint_of_the_engine_that_computes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_submitting_tells_the_fingerprint_of_the_engine_that_computes() -> None:
     async def ask() -> dict[int, str | None]:
         facts = [facts_of("one"), facts_of("two"), facts_of("three", passed=False)]
-        engines = connected(monkeypatch, facts, [Actor() for _ in facts])
+        engines = await connected([Actor(each) for each in facts])
         found = {}
         for number in range(9):  # so many that each engine gets some
             params = SamplingParams(max_tokens=8)
@@ -39,21 +36,20 @@ def test_submitting_tells_the_fingerprint_of_the_engine_that_computes(
     assert asyncio.run(ask()) == {0: "one", 1: "two", 2: None}
 
 
-def test_an_engine_that_hangs_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_hangs_does_not_hide_the_others() -> None:
     async def ask() -> list[str]:
-        facts = [facts_of("one"), facts_of("one")]
-        engines = connected(monkeypatch, facts, [Actor(hangs=True), Actor()])
+        actors = [Actor(), Actor()]
+        engines = await connected(actors)
+        actors[0].pulse = Slow()
         return [each.replica for each in await engines.stats()]
 
     assert asyncio.run(ask()) == ["1"]
 
 
-def test_who_goes_on_with_a_stream_gets_an_engine_of_its_fingerprint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_goes_on_with_a_stream_gets_an_engine_of_its_fingerprint() -> None:
     async def ask() -> set[int]:
         facts = [facts_of("one"), facts_of("two"), facts_of("three", passed=False)]
-        engines = connected(monkeypatch, facts, [Actor() for _ in facts])
+        engines = await connected([Actor(each) for each in facts])
         for number in range(9):
             request = Request(id=str(number), prompt=(number,), params=SamplingParams(max_tokens=8))
             assert await engines.submit([request], Mailbox(1000), "two") == "two"
@@ -66,15 +62,12 @@ def test_who_goes_on_with_a_stream_gets_an_engine_of_its_fingerprint(
     assert asyncio.run(ask()) == {1}
 
 
-def test_an_engine_of_other_weights_answers_without_a_promise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_of_other_weights_answers_without_a_promise() -> None:
     """It was started again after the model's folder had been changed."""
 
     async def scene() -> None:
-        facts = [facts_of("one"), facts_of("one", weights="w2")]
-        actors = [Actor(), Actor()]
-        engines = connected(monkeypatch, facts, actors)
+        actors = [Actor(), Actor(facts_of("one", weights="w2"))]
+        engines = await connected(actors)
         first, second = [each.detail for each in await engines.health()]
         assert first == "" and second.startswith("The model's folder was changed while")
         assert all(each.progresses for each in await engines.health())
@@ -92,16 +85,13 @@ def test_an_engine_of_other_weights_answers_without_a_promise(
     asyncio.run(scene())
 
 
-def test_what_a_lost_engine_computed_does_not_go_on_with_other_weights(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_lost_engine_computed_does_not_go_on_with_other_weights() -> None:
     async def scene() -> None:
-        actors = [Actor(), Actor()]
-        facts = [facts_of("one"), facts_of("one", weights="w2")]
-        engines = connected(monkeypatch, facts, actors)
+        actors = [Actor(), Actor(facts_of("one", weights="w2"))]
+        engines = await connected(actors)
         mailbox = Mailbox(1000)
         await engines.submit([asked("r")], mailbox)
-        lose(engines, 0)
+        await actors[0].lose()
         async with asyncio.timeout(DEADLINE_S):
             with pytest.raises(EngineFailed, match="was lost"):
                 await mailbox.take()
@@ -110,11 +100,11 @@ def test_what_a_lost_engine_computed_does_not_go_on_with_other_weights(
     asyncio.run(scene())
 
 
-def test_what_one_engine_has_no_room_for_another_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_engine_has_no_room_for_another_may_take() -> None:
     async def scene() -> None:
         actors = [Actor(), Actor()]
         actors[0].refusal = ConfigError("prompt", "99 tokens", "the pool has 64", "Shorten it")
-        engines = connected(monkeypatch, [facts_of("one")] * 2, actors)
+        engines = await connected(actors)
         assert await engines.submit([asked("r")], Mailbox(1000)) == "one"
         assert engines._held.by_id["r"].place == 1
         actors[1].refusal = Overloaded("Full.")
@@ -129,13 +119,12 @@ def test_what_one_engine_has_no_room_for_another_may_take(monkeypatch: pytest.Mo
 
 
 def test_a_full_journal_is_told_and_another_engine_is_tried(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def ask() -> int:
-        facts = [facts_of("one"), facts_of("one")]
         actors = [Actor(), Actor()]
         actors[0].refusal = JournalFull("The journal waits for its disk.")
-        engines = connected(monkeypatch, facts, actors)
+        engines = await connected(actors)
         request = Request(id="r0", prompt=PROMPT, params=SamplingParams(max_tokens=8))
         await engines.submit([request], Mailbox(1000))
         place = engines._held.by_id["r0"].place

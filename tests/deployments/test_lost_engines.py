@@ -12,15 +12,8 @@ from shoal.inference import Output
 from shoal_deployments.engine_client import EngineFailed, EngineUnavailable
 from shoal_deployments.engines import Engines
 from shoal_deployments.mailbox import Mailbox
-from tests.deployments.scripted_actors import (
-    Actor,
-    asked,
-    connected,
-    facts_of,
-    lose,
-    play,
-    settle,
-)
+from tests.actors.scripted_actor import settle, until
+from tests.deployments.scripted_actors import Actor, asked, connected, play
 
 
 def output(name: str, token: int, *, choice: int = 0, ends: bool = False) -> Output:
@@ -40,16 +33,13 @@ def failed(name: str, *, choice: int = 0) -> Output:
 
 @pytest.mark.parametrize("num_frontends", [1, 4])
 @pytest.mark.parametrize("kind", ["different", "alike", "one long beginning"])
-def test_a_burst_is_spread_over_the_engines(
-    monkeypatch: pytest.MonkeyPatch, num_frontends: int, kind: str
-) -> None:
+def test_a_burst_is_spread_over_the_engines(num_frontends: int, kind: str) -> None:
     """Each frontend knows of the others' requests by pulses only, and none comes meanwhile."""
     tails = {"different": 0, "alike": 40, "one long beginning": 30}[kind]
 
     async def scene() -> list[int]:
         actors = [Actor() for _ in range(4)]
-        facts = [facts_of("one")] * 4
-        frontends = [connected(monkeypatch, facts, actors) for _ in range(num_frontends)]
+        frontends = [await connected(actors) for _ in range(num_frontends)]
         for number in range(64):
             prompt = [7] * tails + [number % 250] * (41 - tails)
             request = asked(str(number), [7] * 41 if kind == "alike" else prompt)
@@ -61,15 +51,13 @@ def test_a_burst_is_spread_over_the_engines(
 
 
 @pytest.mark.parametrize("num_tokens", [3, 41])
-def test_frontends_agree_where_a_prompt_goes_but_not_all_prompts_to_one(
-    monkeypatch: pytest.MonkeyPatch, num_tokens: int
-) -> None:
+def test_frontends_agree_where_a_prompt_goes_but_not_all_prompts_to_one(num_tokens: int) -> None:
     """Each frontend has one request, and knows of no other."""
 
     async def scene(prompts: Sequence[Sequence[int]]) -> list[int]:
         actors = [Actor() for _ in range(4)]
         for number, prompt in enumerate(prompts):
-            frontend = connected(monkeypatch, [facts_of("one")] * 4, actors)
+            frontend = await connected(actors)
             await frontend.submit([asked(str(number), prompt)], Mailbox(1000))
         return sorted(len(actor.taken) for actor in actors)
 
@@ -79,14 +67,14 @@ def test_frontends_agree_where_a_prompt_goes_but_not_all_prompts_to_one(
     assert different[0] >= 1 and different[-1] <= 8, different
 
 
-def test_what_a_lost_engine_computed_goes_on_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(engines: Engines, actors: Sequence[Actor]) -> None:
+def test_what_a_lost_engine_computed_goes_on_elsewhere() -> None:
+    async def scene(engines: Engines, actors: list[Actor]) -> None:
         mailbox = Mailbox(1000)
         await engines.submit([asked("r", n=2)], mailbox)
         engines.on_outputs(0, [output("r", 5), output("r", 6, choice=1)])
         engines.on_outputs(0, [output("r", 7)])
         await mailbox.take()
-        lose(engines, 0)
+        await actors[0].lose()
         await settle()
         engines.on_outputs(0, [output("r", 99)])  # what was still on its way says nothing
         # The place 1 has other kernels: the same bits come from 2 only.
@@ -100,40 +88,40 @@ def test_what_a_lost_engine_computed_goes_on_elsewhere(monkeypatch: pytest.Monke
         assert engines._held.by_id == {}
         migrated = {each.replica: each.migrated for each in await engines.stats()}
         assert migrated == {"1": 0, "2": 0}  # the one that is lost says nothing
-        engines._links[0]._actor = Actor()  # another was started in its place
+        actors[0] = Actor()  # another was started in its place
+        await until(lambda: bool(actors[0].streams))
+        await settle()
         migrated = {each.replica: each.migrated for each in await engines.stats()}
         assert migrated == {"0": 1, "1": 0, "2": 0}
 
-    play(monkeypatch, scene, "one", "two", "one")
+    play(scene, "one", "two", "one")
 
 
-def test_a_request_moves_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(engines: Engines, actors: Sequence[Actor]) -> None:
+def test_a_request_moves_once() -> None:
+    async def scene(engines: Engines, actors: list[Actor]) -> None:
         mailbox = Mailbox(1000)
         await engines.submit([asked("r")], mailbox)
-        lose(engines, 0)
+        await actors[0].lose()
         await settle()
-        lose(engines, 1)
+        await actors[1].lose()
         await settle()
         assert [len(actor.taken) for actor in actors] == [1, 1, 0]
         with pytest.raises(EngineFailed, match="was lost"):
             await mailbox.take()
         assert engines._held.by_id == {}
 
-    play(monkeypatch, scene, "one", "one", "one")
+    play(scene, "one", "one", "one")
 
 
 @pytest.mark.parametrize("why", ["no other", "other kernels", "full"])
-def test_what_nobody_can_go_on_with_fails_at_once(
-    monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
-    async def scene(engines: Engines, actors: Sequence[Actor]) -> None:
+def test_what_nobody_can_go_on_with_fails_at_once(why: str) -> None:
+    async def scene(engines: Engines, actors: list[Actor]) -> None:
         mailbox = Mailbox(1000)
         await engines.submit([asked("r")], mailbox)
         engines.on_outputs(0, [output("r", 5)])
         if why == "full":
             actors[1].refusal = Overloaded("Full.")
-        lose(engines, 0)
+        await actors[0].lose()
         await settle()
         assert [each.token_ids for each in await mailbox.take()] == [(5,)]
         with pytest.raises(EngineFailed, match="was lost"):
@@ -141,23 +129,21 @@ def test_what_nobody_can_go_on_with_fails_at_once(
         assert engines._held.by_id == {}
 
     others = {"no other": (), "other kernels": ("two",), "full": ("one",)}[why]
-    play(monkeypatch, scene, "one", *others)
+    play(scene, "one", *others)
 
 
 @pytest.mark.parametrize("had", [1, 3], ids=["a later token", "an earlier token"])
-def test_an_error_at_the_second_engine_is_told_whatever_came_before(
-    monkeypatch: pytest.MonkeyPatch, had: int
-) -> None:
+def test_an_error_at_the_second_engine_is_told_whatever_came_before(had: int) -> None:
     """It comes in the place of a token that the client has, or has not."""
 
-    async def scene(engines: Engines, actors: Sequence[Actor]) -> None:
+    async def scene(engines: Engines, actors: list[Actor]) -> None:
         mailbox = Mailbox(1000)
         await engines.submit([asked("r", n=2)], mailbox)
         for token in range(had):
             engines.on_outputs(0, [output("r", token)])
         engines.on_outputs(0, [output("r", 7, choice=1, ends=True)])
         await mailbox.take()
-        lose(engines, 0)
+        await actors[0].lose()
         await settle()
         engines.on_outputs(1, [output("r", 0), failed("r", choice=1)])  # one that has ended
         assert engines._held.by_id.keys() == {"r"}
@@ -165,18 +151,18 @@ def test_an_error_at_the_second_engine_is_told_whatever_came_before(
         assert engines._held.by_id == {}
         assert await mailbox.take() == [failed("r")]
 
-    play(monkeypatch, scene, "one", "one")
+    play(scene, "one", "one")
 
 
-def test_an_end_before_what_the_client_has_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_before_what_the_client_has_is_an_error() -> None:
     """As of an engine that had less memory, where no ``max_tokens`` was set."""
 
-    async def scene(engines: Engines, actors: Sequence[Actor]) -> None:
+    async def scene(engines: Engines, actors: list[Actor]) -> None:
         mailbox = Mailbox(1000)
         await engines.submit([asked("r")], mailbox)
         engines.on_outputs(0, [output("r", 5), output("r", 6), output("r", 7)])
         await mailbox.take()
-        lose(engines, 0)
+        await actors[0].lose()
         await settle()
         engines.on_outputs(1, [output("r", 5), output("r", 6, ends=True)])
         assert engines._held.by_id == {}
@@ -184,11 +170,11 @@ def test_an_end_before_what_the_client_has_is_an_error(monkeypatch: pytest.Monke
         assert (last.finish_reason, last.token_ids) == ("error", ())
         assert last.error is not None and "ended it before" in last.error
 
-    play(monkeypatch, scene, "one", "one")
+    play(scene, "one", "one")
 
 
-def test_nothing_is_held_of_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(engines: Engines, actors: Sequence[Actor]) -> None:
+def test_nothing_is_held_of_what_is_over() -> None:
+    async def scene(engines: Engines, actors: list[Actor]) -> None:
         mailbox = Mailbox(1000)
         await engines.submit([asked("done", n=2), asked("left")], mailbox)
         engines.on_outputs(0, [output("done", 1, ends=True)])
@@ -204,9 +190,9 @@ def test_nothing_is_held_of_what_is_over(monkeypatch: pytest.MonkeyPatch) -> Non
             actors[0].refusal = refusal
             with pytest.raises(raised):
                 await engines.submit([asked("refused"), asked("too")], mailbox)
-        lose(engines, 0)
+        await actors[0].lose()
         with pytest.raises(EngineUnavailable):
             await engines.submit([asked("late")], mailbox)
         assert engines._held.by_id == {}
 
-    play(monkeypatch, scene, "one")
+    play(scene, "one")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -13,24 +13,23 @@ from shoal.errors import WorkError
 from shoal.inference import Output
 from shoal_deployments.engines import Engines
 from shoal_deployments.mailbox import Mailbox
-from tests.deployments.scripted_actors import Actor, Slow, asked, lose, play, settle
+from tests.actors.scripted_actor import Slow, settle
+from tests.deployments.scripted_actors import Actor, asked, play
 
 REQUEST = asked("r0")
 
-Scene = Callable[[Engines, Sequence[Slow], Sequence[Slow]], Coroutine[Any, Any, None]]
+Scene = Callable[[Engines, list[Actor]], Coroutine[Any, Any, None]]
 
 
-def _play(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
-    """Three engines that are tried in order, what each is given to compute, and to abort."""
+def _play(scene: Scene) -> None:
+    """Three engines that are tried in order, whose answers the test gives."""
 
-    async def whole(engines: Engines, actors: Sequence[Actor]) -> None:
-        submits, aborts = [Slow() for _ in actors], [Slow() for _ in actors]
-        for actor, submit, abort in zip(actors, submits, aborts, strict=True):
-            monkeypatch.setattr(actor, "submit", submit)
-            monkeypatch.setattr(actor, "abort", abort)
-        await scene(engines, submits, aborts)
+    async def whole(engines: Engines, actors: list[Actor]) -> None:
+        for actor in actors:
+            actor.submit, actor.abort = Slow(), Slow()
+        await scene(engines, actors)
 
-    play(monkeypatch, whole, "one", "one", "one")
+    play(whole, "one", "one", "one")
 
 
 def _outputs(*tokens: int) -> list[Output]:
@@ -39,70 +38,66 @@ def _outputs(*tokens: int) -> list[Output]:
 
 @pytest.mark.parametrize("stream_breaks_first", [True, False])
 def test_an_engine_lost_while_it_is_asked_has_the_next_one_asked_once(
-    monkeypatch: pytest.MonkeyPatch, stream_breaks_first: bool
+    stream_breaks_first: bool,
 ) -> None:
-    async def scene(engines: Engines, submits: Sequence[Slow], aborts: Sequence[Slow]) -> None:
+    async def scene(engines: Engines, actors: list[Actor]) -> None:
         mailbox = Mailbox(1000)
         asking = asyncio.create_task(engines.submit([REQUEST], mailbox))
         await settle()
         if stream_breaks_first:
-            lose(engines, 0)
+            await actors[0].lose()
             await settle()
-            await submits[0].answer(RayActorError())
+            await actors[0].submit.answer(RayActorError())
         else:
-            await submits[0].answer(RayActorError())
-            lose(engines, 0)
+            await actors[0].submit.answer(RayActorError())
+            await actors[0].lose()
             await settle()
-        assert [len(submit.calls) for submit in submits] == [1, 1, 0]
-        await submits[1].answer(None)
+        assert [len(actor.submit.calls) for actor in actors] == [1, 1, 0]
+        await actors[1].submit.answer(None)
         assert await asking == "one"
         engines.on_outputs(1, _outputs(5))
         assert await mailbox.take() == _outputs(5)
 
-    _play(monkeypatch, scene)
+    _play(scene)
 
 
 @pytest.mark.parametrize("answer", [None, RayActorError()], ids=["late", "never"])
-def test_what_an_engine_gave_before_it_was_lost_is_not_given_again(
-    monkeypatch: pytest.MonkeyPatch, answer: object
-) -> None:
+def test_what_an_engine_gave_before_it_was_lost_is_not_given_again(answer: object) -> None:
     """The engine had taken the request, and its word of that comes late, or never."""
 
-    async def scene(engines: Engines, submits: Sequence[Slow], aborts: Sequence[Slow]) -> None:
+    async def scene(engines: Engines, actors: list[Actor]) -> None:
         mailbox = Mailbox(1000)
         asking = asyncio.create_task(engines.submit([REQUEST], mailbox))
         await settle()
         engines.on_outputs(0, _outputs(5, 6))
-        lose(engines, 0)
-        await submits[0].answer(answer)
+        await actors[0].lose()
+        await actors[0].submit.answer(answer)
         assert await asking == "one"
-        assert [len(submit.calls) for submit in submits] == [1, 1, 0]
-        await submits[1].answer(None)
+        assert [len(actor.submit.calls) for actor in actors] == [1, 1, 0]
+        await actors[1].submit.answer(None)
         engines.on_outputs(1, _outputs(5, 6, 7))
         assert await mailbox.take() == _outputs(5, 6, 7)
 
-    _play(monkeypatch, scene)
+    _play(scene)
 
 
 @pytest.mark.parametrize("is_asked", [False, True])
-def test_a_client_that_leaves_as_its_engine_is_lost_goes_no_further(
-    monkeypatch: pytest.MonkeyPatch, is_asked: bool
-) -> None:
+def test_a_client_that_leaves_as_its_engine_is_lost_goes_no_further(is_asked: bool) -> None:
     """It moves nowhere, or is aborted by the one that is asked already."""
 
-    async def scene(engines: Engines, submits: Sequence[Slow], aborts: Sequence[Slow]) -> None:
+    async def scene(engines: Engines, actors: list[Actor]) -> None:
         asking = asyncio.create_task(engines.submit([REQUEST], Mailbox(1000)))
         await settle()
-        await submits[0].answer(None)
+        await actors[0].submit.answer(None)
         await asking
-        lose(engines, 0)
+        await actors[0].lose()
         if is_asked:
             await settle()
         engines.abort(["r0"])
         await settle()
         if is_asked:
-            assert aborts[1].calls == [(["r0"],)]
-            await submits[1].answer(WorkError("The engine was lost."))
-        assert [len(submit.calls) for submit in submits] == [1, int(is_asked), 0]
+            assert actors[1].abort.calls == [(["r0"],)]
+            await actors[1].submit.answer(WorkError("The engine was lost."))
+        assert [len(actor.submit.calls) for actor in actors] == [1, int(is_asked), 0]
 
-    _play(monkeypatch, scene)
+    _play(scene)

@@ -72,7 +72,11 @@ class LinkOwner(Protocol):
 
 
 class EngineLink:
-    """The engine at ``place``; ``find`` gives its actor's handle, in a thread, or ValueError."""
+    """The engine at ``place``.
+
+    ``find`` gives its actor's handle, in a thread, or ValueError; ``cancel`` ends the stream that
+    the actor gave, once nobody reads it any more.
+    """
 
     def __init__(
         self,
@@ -80,6 +84,7 @@ class EngineLink:
         find: Callable[[], Any],
         owner: LinkOwner,
         clock: Callable[[], float] | None = None,
+        cancel: Callable[[Any], object] = ray.cancel,
     ) -> None:
         self.place = place
         self.facts: EngineFacts | None = None
@@ -90,6 +95,7 @@ class EngineLink:
         """Set once it was up for the first time."""
         self._find = find
         self._owner = owner
+        self._cancel = cancel
         self._actor: Any = None
         self._frontend = ""
         self._clock = clock or AwakeClock()
@@ -221,7 +227,7 @@ class EngineLink:
                 watching.cancel()
         finally:
             # Ray cancels no stream by itself when its reader goes.
-            ray.cancel(stream)
+            self._cancel(stream)
 
     @asynccontextmanager
     async def _unless_silent(self) -> AsyncIterator[None]:

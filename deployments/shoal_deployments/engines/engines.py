@@ -26,7 +26,7 @@ from shoal_deployments.engine_client import (
     other_fingerprint,
 )
 from shoal_deployments.engines.held import Held, HeldRequests, IdsByPlace
-from shoal_deployments.engines.moving import PATIENCE_S, Mover
+from shoal_deployments.engines.moving import Mover
 from shoal_deployments.engines.ranking import Ranking
 from shoal_deployments.mailbox import Mailbox
 
@@ -47,13 +47,14 @@ class Engines:
         created: int,
         finders: Sequence[Callable[[], Any]],
         weights: str,
-        patience_s: float = PATIENCE_S,
+        patience_s: float,
+        link: Callable[..., EngineLink],
     ) -> None:
-        """``patience_s``: see ``Mover``."""
+        """See ``connect``, which makes it of use."""
         self._name = name
         self._created = created
         self._weights = weights
-        self._links = [EngineLink(place, find, self) for place, find in enumerate(finders)]
+        self._links = [link(place, find, self) for place, find in enumerate(finders)]
         self._held = HeldRequests()
         self._ranking = Ranking(self._links, self._held)
         self._mover = Mover(self._links, self._held, self._ranking, self.abort, patience_s)
@@ -69,15 +70,19 @@ class Engines:
         weights: str,
         timeout_s: float,
         patience_s: float,
+        link: Callable[..., EngineLink] = EngineLink,
     ) -> Engines:
-        """Connect to all engines; EngineUnavailable where one does not answer in time."""
-        engines = cls(name, created, finders, weights, patience_s)
-        for link in engines._links:
-            link.start()
+        """Connect to all engines; EngineUnavailable where one does not answer in time.
+
+        ``patience_s``: see ``Mover``. ``link`` makes a link, given its place, finder and owner.
+        """
+        engines = cls(name, created, finders, weights, patience_s, link)
+        for each in engines._links:
+            each.start()
         try:
             async with asyncio.timeout(timeout_s):
-                for link in engines._links:
-                    await link.connected.wait()
+                for each in engines._links:
+                    await each.connected.wait()
         except TimeoutError:
             await engines.close()
             problem = f"Not all engines answered within {timeout_s:g} seconds."
