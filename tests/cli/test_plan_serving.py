@@ -5,17 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.cli.shell import shoal, shoal_here, write_config
 from tests.inference.small_models import random_folder
 from tests.models.tiny import TINY
-
-
-@pytest.fixture(autouse=True)
-def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Other tests may have left this process connected to a Ray of theirs.
-    monkeypatch.setattr("shoal_actors.driver.is_elsewhere", lambda: False)
 
 
 def _write(folder: Path, *lines: str) -> Path:

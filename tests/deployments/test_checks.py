@@ -15,7 +15,7 @@ from shoal.inference.refusals import check_machine
 from shoal_actors.driver import Cluster
 from shoal_deployments.application import build_application
 from shoal_deployments.checks import check_places, check_unserved
-from shoal_deployments.serving import run
+from tests.e2e.shoal_process import ShoalProcess
 from tests.inference.small_models import random_folder
 from tests.models.tiny import TINY
 
@@ -70,22 +70,21 @@ def test_what_this_machine_can_bear_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "refusal"),
+    ("setting", "refusal"),
     [
-        ({"host": "192.0.2.1"}, r"serve\.host = '192\.0\.2\.1': no server can listen there"),
-        ({"threads": 1024}, r"serve\.threads = 1024: this machine has"),
-        ({"kv": {"tokens": 10**12}}, r"serve\.kv\.tokens = 1000000000000: they take .* free"),
+        ("host=192.0.2.1", "serve.host = '192.0.2.1': no server can listen there"),
+        ("threads=1024", "serve.threads = 1024: this machine has"),
+        ("kv.tokens=1000000000000", "serve.kv.tokens = 1000000000000: they take"),
     ],
 )
 def test_the_command_refuses_it_before_ray_starts(
-    settings: dict[str, Any], refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setting: str, refusal: str, tmp_path: Path
 ) -> None:
-    # Other tests may have left this process connected to a Ray of theirs.
-    monkeypatch.setattr("shoal_deployments.serving.is_elsewhere", lambda: False)
     folder = random_folder(TINY["smollm2"], tmp_path / "m")
-    tree = {"model": {"path": str(folder)}, "serve": {"port": 0} | settings}
-    with pytest.raises(ConfigError, match=refusal):
-        run(serve_config_from_tree(tree))
+    settings = ["--set", "serve.port=0", "--set", f"serve.{setting}"]
+    with ShoalProcess(["serve", str(folder), *settings], tmp_path) as command:
+        assert command.wait() == 2
+    assert command.output.startswith(refusal)
 
 
 def test_every_engine_gets_the_pool_that_was_planned() -> None:
