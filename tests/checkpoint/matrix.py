@@ -232,7 +232,7 @@ class _Run:
 
 
 def _sampler(seed: int) -> Sampler:
-    return Sampler(101, NUM_SEQUENCES, seed=seed)
+    return Sampler(101, NUM_SEQUENCES, seed=seed, fingerprint="")
 
 
 def _next_ids(loaded: Loaded) -> list[int]:

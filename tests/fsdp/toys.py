@@ -27,6 +27,7 @@ from shoal.fsdp import (
 )
 from shoal.fsdp.inventory import units_of
 from shoal.fsdp.unit import Phase
+from shoal.fsdp.weights import WeightBuffers, Weights
 
 R, O, G, P = Level.REPLICATE, Level.OPTIMIZER, Level.GRADIENTS, Level.PARAMETERS  # noqa: E741
 LADDER = [(a, b) for b in (R, O, G, P) for a in (R, O, G, P)[: [R, O, G, P].index(b) + 1]]
@@ -194,12 +195,16 @@ def at_rest(model: nn.Module) -> bool:
     units = list(units_of(model))
     groups = [group for unit in units for group in unit.groups]
     locals_ = {id(entry.local) for group in groups for entry in group.entries}
-    gathered = [group.weights.whole for group in groups if not group.weights.stays_whole]
+    gathered = [group.weights.whole for group in groups if not _rests_whole(group.weights)]
     return (
         all(unit.phase is Phase.RESTING for unit in units)
         and {id(parameter) for parameter in model.parameters()} == locals_
         and all(buffer.data.untyped_storage().nbytes() == 0 for buffer in gathered)
     )
+
+
+def _rests_whole(weights: Weights) -> bool:
+    return isinstance(weights, WeightBuffers) and weights.whole is weights.model
 
 
 def assert_same_weights(

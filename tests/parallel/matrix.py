@@ -264,7 +264,7 @@ def expected(
             documents=batch.documents,
             labels=batch.labels,
         )
-        total = mean = output.loss_sum / max(batch.num_labels, 1)
+        total = mean = output.loss_sum / max(int((batch.labels != IGNORED).sum()), 1)
         if experts is not None:
             total = mean + experts.balance_coefficient * output.auxiliary / count
         decoder.zero_grad()

@@ -53,7 +53,7 @@ def _reference(config: Config, counts: list[int]) -> tuple[list[float], dict[str
         batch = _sequences(counts, step)
         output = model(batch.tokens, labels=batch.labels)
         assert output.loss_sum is not None
-        mean = output.loss_sum / max(batch.num_labels, 1)
+        mean = output.loss_sum / max(int((batch.labels != IGNORED).sum()), 1)
         total = mean
         if output.auxiliary is not None:
             total = mean + coefficient * output.auxiliary / SEQUENCES

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from shoal.data.dataset import SequenceDataset
-from shoal.data.sample import IGNORED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,11 +32,6 @@ class Batch:
                 for field in fields(cls)
             }
         )
-
-    @property
-    def num_labels(self) -> int:
-        """Labels that count, over the whole batch; 0 is possible."""
-        return int((self.labels != IGNORED).sum())
 
     def to(self, device: torch.device) -> Batch:
         """Copy to ``device``."""

@@ -37,9 +37,9 @@ class Sampler:
         global_batch: int,
         *,
         seed: int,
+        fingerprint: str,
         shuffle: bool = True,
         epochs: int | None = None,
-        fingerprint: str = "",
     ) -> None:
         if epochs is not None and epochs * num_sequences < global_batch:
             raise ConfigError(
@@ -64,11 +64,6 @@ class Sampler:
         self._epochs = epochs
         self._fingerprint = fingerprint
         self._consumed = 0
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next id, from 0."""
-        return self._consumed // self._num_sequences
 
     @property
     def consumed(self) -> int:

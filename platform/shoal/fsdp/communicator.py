@@ -23,6 +23,9 @@ from shoal.fsdp.reduction import Reduction
 Counts = Sequence[Sequence[int]]
 """How many elements of an all-to-all go from each rank (first index) to each rank (second)."""
 
+SMALL_NUMEL = 1 << 14
+"""Up to here the latency of a second collective costs more than sending everything to everyone."""
+
 
 class Pending(Protocol):
     """A deed under way."""

@@ -18,16 +18,13 @@ import torch
 from torch.distributed import ProcessGroup, Work
 
 from shoal.errors import PeerLost
-from shoal.fsdp.communicator import Counts, Pending
+from shoal.fsdp.communicator import SMALL_NUMEL, Counts, Pending
 from shoal.fsdp.memory import LocalMemory
 from shoal.fsdp.progress import advance_all, register
 from shoal.fsdp.reduction import Reduction
 
 _POLL_S = 100e-6
 """Between two looks at a collective while this process has other steps to take."""
-
-_SMALL_NUMEL = 1 << 14
-"""Up to here the latency of a second collective costs more than sending everything to everyone."""
 
 
 class Done:
@@ -123,7 +120,7 @@ class GlooCommunicator(LocalMemory):
             reduction.into(output, [partial])
             return Done()
         self._settle()
-        if self._size > 2 and partial.numel() > _SMALL_NUMEL:
+        if self._size > 2 and partial.numel() > SMALL_NUMEL:
             self._unfinished = self._in_two_stages(output, partial, reduction)
             return self._unfinished
         received = partial.new_empty(self._size * partial.numel())

@@ -80,11 +80,6 @@ class QuantizedWeights:
         """See ``Weights``."""
         return sum(plane.model.nbytes for plane in self._planes.values())
 
-    @property
-    def stays_whole(self) -> bool:
-        """See ``Weights``."""
-        return False
-
     def changed(self) -> None:
         """See ``Weights``."""
         self._stale = True

@@ -12,7 +12,7 @@ import weakref
 import torch
 
 from shoal.fsdp.board import Board, Counter
-from shoal.fsdp.communicator import Counts, Pending
+from shoal.fsdp.communicator import SMALL_NUMEL, Counts, Pending
 from shoal.fsdp.deed_queue import Deed, DeedQueue
 from shoal.fsdp.deeds import (
     AllReduce,
@@ -30,7 +30,6 @@ from shoal.fsdp.staging import GatherBuffers
 
 _GATHER_REGION = 1 << 30  # the board comes before
 _BLOCK_REGION = 1 << 43
-_SMALL_NUMEL = 1 << 14
 
 
 class SharedMemoryCommunicator:
@@ -111,7 +110,7 @@ class SharedMemoryCommunicator:
         """See ``Communicator``."""
         where = self._input(partial)
         peers_read_output = where.lent and output.data_ptr() == partial.data_ptr()
-        if not peers_read_output and (self._size == 2 or partial.numel() <= _SMALL_NUMEL):
+        if not peers_read_output and (self._size == 2 or partial.numel() <= SMALL_NUMEL):
             at_once = AllReduceAtOnce(self._queue, where, output, partial, reduction)
             return self._start(at_once, where.block)
         part_numel = -(-partial.numel() // self._size)

@@ -42,10 +42,6 @@ class Weights(Protocol):
     def compute_bytes(self) -> int:
         """Bytes between uses besides the main weights."""
 
-    @property
-    def stays_whole(self) -> bool:
-        """Whether the whole weights rest here between uses."""
-
     def changed(self) -> None:
         """The main weights changed; the next ``gather`` brings the change to compute."""
 
@@ -107,7 +103,7 @@ class WeightBuffers:
         return self.model is self.main
 
     @property
-    def stays_whole(self) -> bool:
+    def _stays_whole(self) -> bool:
         """Whether the whole weights rest here between uses."""
         return self.whole is self.model
 
@@ -125,7 +121,7 @@ class WeightBuffers:
             self._stale = False
             if not self.aliased:
                 yield from move(self.main, self.model)
-        if not self.stays_whole:
+        if not self._stays_whole:
             self._memory.restore(self.whole.data)
             yield from move(self.model, self.whole)
 
@@ -134,7 +130,7 @@ class WeightBuffers:
 
     def release(self) -> None:
         """See ``Weights``."""
-        if not self.stays_whole:
+        if not self._stays_whole:
             self._memory.release(self.whole.data)
 
 

@@ -23,11 +23,10 @@ from shoal.config import Config
 from shoal.fsdp.ledger import Operation
 from shoal.models import DecoderConfig, Part
 from shoal.parallel.context import SequenceCut
+from shoal.plan.activations import FP32_BYTES
 from shoal.plan.batches import Batches
 from shoal.plan.traffic import Stream, Traffic, What
 from shoal.topology import Topology
-
-FP32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,3 @@ class Outcome:
 
     error: str | None = None
     """What went wrong, in one sentence; unset if nothing did."""
-
-    seconds: float = 0.0
-    """Time from the job's start."""

@@ -49,10 +49,8 @@ class Writer:
             while not self._jobs:
                 self._hear()
             job = self._jobs.popleft()
-            start = time.monotonic()
             error = self._work(job)
-            outcome = Outcome(token=job.place.token, error=error, seconds=time.monotonic() - start)
-            self._connection.send(outcome)
+            self._connection.send(Outcome(token=job.place.token, error=error))
             self._abandoned.discard(job.place.token)
             if error is None and job.publication is not None:
                 prune_or_warn(job.place.folder, job.publication.keep)
