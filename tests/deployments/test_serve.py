@@ -275,11 +275,6 @@ def test_a_stream_outlives_its_engine(running: Running) -> None:
     expected = running.direct(b"Go on", max_tokens=3000, seed=11, ignore_eos=True)[0]
     received: list[int] = []
     began = threading.Event()
-    # The engine that a prompt goes to while all are idle is the same each time.
-    before = [replica["finished"] for replica in running.replicas()]
-    running.complete(prompt="Go on")
-    after = [replica["finished"] for replica in running.replicas()]
-    [busy] = [place for place in range(2) if after[place] > before[place]]
 
     def read() -> None:
         stream = running.sdk.completions.create(
@@ -299,6 +294,8 @@ def test_a_stream_outlives_its_engine(running: Running) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     assert began.wait(30)
+    wait_until(lambda: len(_computing(running)) == 1, 10)
+    [busy] = _computing(running)
     os.kill(_busiest(engine_pids(running)), signal.SIGKILL)
     # Another is started in its place, which may be there before the stream is over.
     wait_until(lambda: _is_down(running, busy), 10)
@@ -327,6 +324,11 @@ def _processor_time(pid: int) -> int:
 def _is_down(running: Running, place: int) -> bool:
     health = running.http.get("/health").json()
     return health["status"] == "degraded" and not health["replicas"][place]["progresses"]
+
+
+def _computing(running: Running) -> list[int]:
+    """Places of the engines that compute something."""
+    return [int(replica["replica"]) for replica in running.replicas() if replica["running"]]
 
 
 def _migrated(running: Running) -> dict[str, int]:
