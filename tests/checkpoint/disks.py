@@ -17,7 +17,7 @@ def mounted(disk: Path, *mount: str) -> Iterator[Path]:
     if os.geteuid() != 0:
         pytest.skip("only root can mount a file system")
     disk.mkdir()
-    if subprocess.run(["mount", *mount, str(disk)], capture_output=True).returncode:
+    if not _succeeds("mount", *mount, str(disk)):
         pytest.skip("no file system can be mounted here")
     try:
         yield disk
@@ -39,7 +39,7 @@ def device(image: Path | str, mount: Path, *options: str) -> Iterator[None]:
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no file system can be made on a loop device here")
     try:
-        if subprocess.run(["mount", device, str(mount)], capture_output=True).returncode:
+        if not _succeeds("mount", device, str(mount)):
             pytest.skip("no file system can be mounted here")
         try:
             yield
@@ -52,9 +52,16 @@ def device(image: Path | str, mount: Path, *options: str) -> Iterator[None]:
 @contextmanager
 def frozen(disk: Path) -> Iterator[None]:
     """A mounted device on which all who write wait, whatever signal comes, until the block ends."""
-    if subprocess.run(["fsfreeze", "--freeze", str(disk)], capture_output=True).returncode:
+    if not _succeeds("fsfreeze", "--freeze", str(disk)):
         pytest.skip("no file system can be frozen here")
     try:
         yield
     finally:
         subprocess.run(["fsfreeze", "--unfreeze", str(disk)], check=True)
+
+
+def _succeeds(*command: str) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True).returncode == 0
+    except OSError:  # it is not installed
+        return False

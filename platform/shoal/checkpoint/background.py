@@ -219,16 +219,22 @@ class BackgroundSaver(Saver):
         )
         told = self._peers.share(self._deed, own)
         problem: WorkError | None = None
+        has_failed = False
         for index, save in enumerate(tuple(self._saves)):
             answers = [each.outcomes[index] for each in told]
             errors = [answer.error for answer in answers if answer is not None and answer.error]
             if errors:
+                has_failed = True
                 is_staged = all(each.are_staged[index] for each in told)
                 problem = self._fail(save, errors[0], is_staged=is_staged) or problem
             elif answers[0] is not None:
                 self._saves.remove(save)
                 self._report(save)
                 self._failed = None
+        if has_failed:
+            # A rank whose writer does not answer took a while; no other goes on without it to a
+            # collective of the training, which waits for less long.
+            self._peers.share(self._deed, None)
         if problem is not None:
             raise problem
         return told

@@ -174,4 +174,5 @@ class Writing:
             if save not in rest:
                 save.end(Outcome(token=save.token, error=error))
         for save in rest:
+            save.tried = time.monotonic()
             self._process.send(save.job)
