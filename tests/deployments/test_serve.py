@@ -294,7 +294,6 @@ def test_a_stream_outlives_its_engine(running: Running) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     assert began.wait(30)
-    wait_until(lambda: len(_computing(running)) == 1, 10)
     [busy] = _computing(running)
     os.kill(_busiest(engine_pids(running)), signal.SIGKILL)
     # Another is started in its place, which may be there before the stream is over.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.config import ServeSettings
 from shoal.errors import ConfigError
-from shoal.inference.pool import PROCESS_BYTES, EngineSizes, Room, pool_blocks
+from shoal.inference.pool import PROCESS_BYTES, EngineSizes, Room, lone_blocks, pool_blocks
 from shoal.models import DecoderConfig
 from tests.models.tiny import TINY
 
@@ -87,11 +87,10 @@ def test_engines_that_decide_alone_leave_room_for_each_other(
     settings = _settings(replicas=replicas)
     seen, promised = free, 0
     for _, is_loaded_before_the_next in zip(range(here), asked_first, strict=False):
-        room = Room.beside_others(settings, SIZES, seen)
         try:
-            promised += pool_blocks(CONFIG, settings, SIZES, room) * SIZES.block_bytes
-        except ConfigError as refusal:  # the share of one of so many is no block
-            assert room.num_pools > room.num_engines, refusal
+            promised += lone_blocks(CONFIG, settings, SIZES, seen) * SIZES.block_bytes
+        except ConfigError:  # the share of one of so many is hardly a pool
+            assert replicas > 1
             return
         if is_loaded_before_the_next:
             seen -= SIZES.weight_bytes + PROCESS_BYTES
@@ -101,8 +100,20 @@ def test_engines_that_decide_alone_leave_room_for_each_other(
 def test_one_engine_of_several_is_not_refused_where_it_fits_alone() -> None:
     """Each of two machines has room for one of two engines."""
     settings = _settings(replicas=2)
-    room = Room.beside_others(settings, SIZES, 12_900_000_000)
     left = 12_900_000_000 - SIZES.weight_bytes
-    assert pool_blocks(CONFIG, settings, SIZES, room) == left // 4 // SIZES.block_bytes
+    held = lone_blocks(CONFIG, settings, SIZES, 12_900_000_000)
+    assert held == left // 4 // SIZES.block_bytes
     given = _settings(replicas=2, kv={"tokens": 6400})
-    assert pool_blocks(CONFIG, given, SIZES, Room.beside_others(given, SIZES, 12 * GB)) == 100
+    assert lone_blocks(CONFIG, given, SIZES, 12 * GB) == 100
+
+
+def test_an_engine_that_others_would_leave_hardly_a_pool_asks_for_its_size() -> None:
+    """Whether another one comes to the machine is not known, and a pool of 128 tokens is none."""
+    free = 2 * SIZES.least_bytes + 10 * SIZES.block_bytes
+    with pytest.raises(ConfigError, match=r"2 of 2 engines fit") as refusal:
+        lone_blocks(CONFIG, _settings(replicas=2), SIZES, free)
+    assert refusal.value.field == "serve.kv.tokens"
+    assert lone_blocks(CONFIG, _settings(replicas=2, kv={"tokens": 6400}), SIZES, free) == 100
+    assert lone_blocks(CONFIG, _settings(replicas=1), SIZES, free) > 100
+    ample = 4 * SIZES.least_bytes
+    assert lone_blocks(CONFIG, _settings(replicas=2), SIZES, ample) > 400

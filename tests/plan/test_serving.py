@@ -170,3 +170,7 @@ def test_nothing_is_asked_of_this_machine_where_a_cluster_serves(tmp_path: Path)
     folder = random_folder(TINY["smollm2"], tmp_path / "m")
     made = plan_serving(_config(folder, threads=1024, kv={"tokens": 640}), None)
     assert made.as_dict()["node"]["free_bytes"] is None
+    # So many would find no room here; each engine sizes its pool where it is.
+    large = {**TINY["smollm2"], "max_position_embeddings": 1000}
+    most = plan_serving(_config(random_folder(large, tmp_path / "large"), replicas=1024), None)
+    assert most.limits.num_blocks == 16 * 32

@@ -15,7 +15,8 @@ class KVSettings(Section):
 
     tokens: int | None = Field(default=None, ge=1)
     """Tokens that one replica's cache holds; unset sizes it by the model's context and
-    ``batch.sequences``, within half of the memory that is free beside weights and processes."""
+    ``batch.sequences``; all pools share half of the memory that is free beside weights and
+    processes. On a cluster, give it where several engines may come to one node."""
 
     block_tokens: int = Field(default=64, ge=16, le=2**16)
     """Tokens per block, a multiple of 16: what the prefix cache keeps and shares."""

@@ -11,7 +11,7 @@ from shoal.errors import ConfigError
 from shoal.inference.engine import Engine
 from shoal.inference.forward.model import ServedModel
 from shoal.inference.limits import Limits
-from shoal.inference.pool import EngineSizes, Room, pool_blocks
+from shoal.inference.pool import EngineSizes, lone_blocks
 from shoal.memory import available_bytes
 from shoal.models import DecoderConfig, read_hf_config
 from shoal.models.hf_folder import read_json
@@ -30,8 +30,7 @@ def load_engine(folder: Path, serve: ServeSettings, num_blocks: int | None = Non
     config = DecoderConfig.from_hf(read_hf_config(folder))
     if num_blocks is None:
         sizes = EngineSizes.of(config, serve)
-        room = Room.beside_others(serve, sizes, available_bytes())
-        num_blocks = pool_blocks(config, serve, sizes, room)
+        num_blocks = lone_blocks(config, serve, sizes, available_bytes())
     limits = limits_of(config, serve, num_blocks)
     tokenizer = served_tokenizer(folder)
     end_ids = end_of_text_ids(folder, tokenizer)

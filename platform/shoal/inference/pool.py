@@ -6,7 +6,7 @@ kernel ends the process; and weights and processes are set aside before pools ge
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.config import ServeSettings
 from shoal.errors import ConfigError
@@ -20,6 +20,9 @@ PROCESS_BYTES = 256 * 2**20
 
 _PARTS = 2
 """Of what is left, one part is for the pools whose size nobody gave; steps compute in the rest."""
+
+_SMALL = 4
+"""A pool is hardly one if it has less than this part of what its engine alone would give it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +98,10 @@ class Room:
         needed = self.num_engines * sizes.weight_bytes + self.num_processes * PROCESS_BYTES
         return self.free_bytes - needed
 
+    def held_blocks(self, sizes: EngineSizes) -> int:
+        """Blocks for each pool whose size nobody gave."""
+        return max(0, self.left_bytes(sizes)) // _PARTS // self.num_pools // sizes.block_bytes
+
     def num_fitting(self, sizes: EngineSizes) -> int:
         """Engines that fit with a block or more each, beside the processes of others."""
         others = (self.num_processes - self.num_engines) * PROCESS_BYTES
@@ -106,15 +113,42 @@ def given_blocks(serve: ServeSettings) -> int | None:
     return None if serve.kv.tokens is None else serve.kv.tokens // serve.kv.block_tokens
 
 
+def whole_blocks(config: DecoderConfig, serve: ServeSettings) -> int:
+    """Blocks for one context in each place of the batch: no pool without a size given is larger."""
+    return _context_blocks(config, serve) * serve.batch.sequences
+
+
+def lone_blocks(
+    config: DecoderConfig, serve: ServeSettings, sizes: EngineSizes, free_bytes: int
+) -> int:
+    """Blocks of the pool of an engine in this process, which knows nothing of others.
+
+    ConfigError where the pool does not fit, and where it is hardly one if others come to the same
+    machine: only who places them knows whether they do.
+    """
+    room = Room.beside_others(serve, sizes, free_bytes)
+    alone = replace(room, num_engines=1, num_processes=0)
+    held = room.held_blocks(sizes)
+    is_small = _SMALL * room.left_bytes(sizes) < alone.left_bytes(sizes)
+    if serve.kv.tokens is None and is_small and held < _context_blocks(config, serve):
+        raise ConfigError(
+            "serve.kv.tokens",
+            None,
+            f"{room.num_engines} of {serve.replicas} engines fit into the {free_bytes:,} bytes free"
+            f" here; if they come, {held * serve.kv.block_tokens} tokens are left to each",
+            "Give the tokens that one engine is to hold",
+        )
+    return pool_blocks(config, serve, sizes, room)
+
+
 def pool_blocks(config: DecoderConfig, serve: ServeSettings, sizes: EngineSizes, room: Room) -> int:
     """Blocks of one engine's pool in ``room``; ConfigError where they, or one, do not fit."""
     given, size = given_blocks(serve), serve.kv.block_tokens
     left = room.left_bytes(sizes)
     most = left // room.num_pools // sizes.block_bytes
     if given is None:
-        held = left // _PARTS // room.num_pools // sizes.block_bytes
-        if held >= 1:
-            return min(-(-config.max_position_embeddings // size) * serve.batch.sequences, held)
+        if (held := room.held_blocks(sizes)) >= 1:
+            return min(whole_blocks(config, serve), held)
     elif given <= most:
         return given
     elif most >= 1:
@@ -137,3 +171,7 @@ def pool_blocks(config: DecoderConfig, serve: ServeSettings, sizes: EngineSizes,
         if fitting
         else "Free some memory, or use a smaller serve.precision",
     )
+
+
+def _context_blocks(config: DecoderConfig, serve: ServeSettings) -> int:
+    return -(-config.max_position_embeddings // serve.kv.block_tokens)

@@ -9,7 +9,14 @@ from shoal.config import ServeConfig, ServeSettings
 from shoal.errors import ConfigError
 from shoal.inference.limits import Limits
 from shoal.inference.loading import end_of_text_ids, limits_of, served_tokenizer
-from shoal.inference.pool import PROCESS_BYTES, EngineSizes, Room, given_blocks, pool_blocks
+from shoal.inference.pool import (
+    PROCESS_BYTES,
+    EngineSizes,
+    Room,
+    given_blocks,
+    pool_blocks,
+    whole_blocks,
+)
 from shoal.memory import available_bytes
 from shoal.models import DecoderConfig, HFWeights, read_hf_config
 
@@ -42,8 +49,8 @@ class Host:
 def check_serving(config: ServeConfig, host: Host | None) -> tuple[Limits, EngineSizes]:
     """What each engine will be able to take and will keep, of what can be served.
 
-    On ``host``, or where it is None on machines of which nothing is known; there each engine sizes
-    a pool without ``serve.kv.tokens`` itself, as one on this machine would.
+    On ``host``, or where it is None on machines of which nothing is known. There each engine sizes
+    a pool without ``serve.kv.tokens`` itself, and it counts with the most that it may have.
 
     Raises:
         ConfigError: for a folder without a supported model, settings that do not fit it, and more
@@ -61,8 +68,7 @@ def check_serving(config: ServeConfig, host: Host | None) -> tuple[Limits, Engin
     elif (given := given_blocks(settings)) is not None:
         num_blocks = given
     else:
-        room = Room.beside_others(settings, sizes, available_bytes())
-        num_blocks = pool_blocks(decoder, settings, sizes, room)
+        num_blocks = whole_blocks(decoder, settings)
     return limits_of(decoder, settings, num_blocks), sizes
 
 

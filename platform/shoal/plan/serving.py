@@ -111,7 +111,7 @@ class ServingPlan:
 def plan_serving(config: ServeConfig, host: Host | None) -> ServingPlan:
     """The plan of serving as ``config`` says, all of it on ``host``.
 
-    Without one, a pool that ``serve.kv.tokens`` does not size is that of an engine on this machine.
+    Without one, a pool that ``serve.kv.tokens`` does not size has the most that it may have.
     Reads the model's config and the names and shapes of its weights.
 
     Raises:
