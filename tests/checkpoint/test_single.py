@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from shoal.checkpoint import Manifest, load, prune, save, steps, verify
 from shoal.checkpoint.reading import CheckpointReader
 from shoal.errors import ConfigError, WorkError
 from shoal.storage import medium_of
+from tests.checkpoint.disks import mounted
 from tests.checkpoint.plain import local, model_of, save_plain, trained, whole_state
 
 
@@ -287,15 +287,8 @@ def test_a_damaged_step_is_moved_aside_and_written_again(tmp_path: Path) -> None
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a file system")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=256k", "tmpfs") as disk:
+        yield disk
 
 
 def test_a_disk_that_fills_while_saving_costs_only_that_step(tiny_disk: Path) -> None:
