@@ -79,6 +79,37 @@ def test_a_process_that_no_signal_ends_keeps_its_memory(tmp_path: Path) -> None:
             stager.close()
 
 
+def test_a_save_given_up_while_it_waits_leaves_the_one_before_it_alone(tmp_path: Path) -> None:
+    """Be that as slow as it may: its process hears in time that the other is not wanted."""
+    stager = Stager()
+    writing = Writing(0, stager.buffers, patience_s=60.0)
+    first, second = stager.buffers
+    slow, waiting, later = (
+        _save(tmp_path / name, buffer)
+        for name, buffer in (("slow", first), ("waiting", second), ("later", second))
+    )
+    writer = writing.pid
+
+    def heard() -> bool:
+        writing.hear([slow, later], 0.1)
+        return later.outcome is not None
+
+    try:
+        os.kill(writer, signal.SIGSTOP)
+        writing.send(slow)
+        writing.send(waiting)
+        writing.give_up(waiting, [slow, waiting])
+        writing.send(later)
+        os.kill(writer, signal.SIGCONT)
+        wait_until(heard)
+        assert slow.is_published and later.is_published
+        assert writing.pid == writer
+        assert not (tmp_path / "waiting").exists()
+    finally:
+        writing.close()
+        stager.close()
+
+
 def test_a_save_given_up_before_it_is_handed_over_is_not_written(tmp_path: Path) -> None:
     stager = Stager()
     writing = Writing(0, stager.buffers, patience_s=60.0)

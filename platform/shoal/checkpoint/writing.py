@@ -138,14 +138,20 @@ class Writing:
             self._start_another(saves)
 
     def give_up(self, save: SaveUnderWay, saves: Sequence[SaveUnderWay]) -> None:
-        """Have a save left alone: no process reads its memory afterwards, or publishes it."""
+        """Have a save left alone: no process reads its memory afterwards, or publishes it.
+
+        ``saves`` are all under way. One before it, at which the process still is, goes on.
+        """
         deadline = time.monotonic() + self._answer_s
         with self._handing:
             save.is_given_up = True
             process = save.process
         if process is None:
             return
-        process.abandon(save.token, self._answer_s)
+        is_told = process.abandon(save.token, self._answer_s)
+        self.hear(saves)
+        if is_told and any(each.process is process for each in saves[: saves.index(save)]):
+            return  # the process has not come to it, and hears before it does that it need not
         while save.process is not None and (left_s := deadline - time.monotonic()) > 0:
             self.hear(saves, left_s)
         if save.process is not None:

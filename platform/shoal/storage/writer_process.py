@@ -87,20 +87,22 @@ class WriterProcess:
         except OSError:
             pass  # it is gone
 
-    def abandon(self, token: str, timeout_s: float) -> None:
-        """Tell it to give a save up, unless it does not listen that long."""
+    def abandon(self, token: str, timeout_s: float) -> bool:
+        """Tell it to give a save up; whether it will hear of that before it begins another job."""
         deadline = time.monotonic() + timeout_s
         if not self._sending.acquire(timeout=timeout_s):
-            return
+            return False
         try:
             listening = select.poll()
             listening.register(self._socket, select.POLLOUT)
-            if listening.poll(1000 * max(deadline - time.monotonic(), 0.0)):
-                self._connection.send(Abandon(token=token))
+            if not listening.poll(1000 * max(deadline - time.monotonic(), 0.0)):
+                return False
+            self._connection.send(Abandon(token=token))
         except OSError:
-            pass  # it is gone
+            return False  # it is gone
         finally:
             self._sending.release()
+        return True
 
     def receive(self, timeout_s: float) -> Outcome | None:
         """The next outcome, if one comes in time."""
