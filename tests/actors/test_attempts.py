@@ -15,6 +15,7 @@ from shoal.errors import ConfigError, EndedEarly, Misplaced, WorkError
 from shoal.training import (
     EventKind,
     EventReader,
+    MetricsWriter,
     TrainResult,
     append_event,
 )
@@ -26,7 +27,7 @@ from shoal_actors.train.gang import NoRoom
 from shoal_actors.train.leaving import Departure, LeavingWatch
 from tests.actors.places import Places
 from tests.short_disk import file_size_limit
-from tests.training.tiny import make_config
+from tests.training.tiny import make_config, metrics_of
 
 Outcomes = list[tuple[TrainResult | Exception, int]]
 """How attempts end, and how many places are free from then on."""
@@ -139,8 +140,17 @@ def test_what_never_did_at_the_size_asked_for_is_the_user_s_input(tmp_path: Path
         _run(tmp_path, Places([2]), [(MISPLACED, 2)], (1, 2), workers=2)
 
 
+def test_only_a_step_shows_that_machines_do(tmp_path: Path) -> None:
+    """Not that ranks have begun: they look at the memory of their hosts after that."""
+    departures = Departures(tmp_path, [(None, _failed()), (None, MISPLACED)])
+    with pytest.raises(Misplaced, match=r"a\.b"):
+        departures.run(max_failures=1)
+
+
 def test_the_only_size_is_waited_for(tmp_path: Path) -> None:
-    departures = Departures(tmp_path, [(None, _failed()), (None, MISPLACED), (None, ENDED)])
+    script: list[tuple[str | None, TrainResult | Exception]]
+    script = [(None, _failed()), (None, MISPLACED), (None, ENDED)]
+    departures = Departures(tmp_path, script, makes_step=True)
     assert departures.run(max_failures=1) is ENDED
     assert [e["event"] for e in EventReader(tmp_path).poll() if e["event"] == "failure"] == [
         "failure"
@@ -154,6 +164,8 @@ class Departures:
     folder: Path
     script: list[tuple[str | None, TrainResult | Exception]]
     """The node of each attempt, if any, and how it ends."""
+    makes_step: bool = False
+    """Whether each attempt makes one before it ends."""
     pauses: list[float] = field(default_factory=list)
 
     def run(self, **cluster: Any) -> TrainResult:
@@ -175,6 +187,9 @@ class Departures:
     def attempt(self, size: int, cut: Cut) -> TrainResult:
         node, outcome = self.script.pop(0)
         append_event(self.folder, EventKind.START, workers=[{"rank": 0, "node": "here"}])
+        if self.makes_step:
+            with MetricsWriter(self.folder, last_step=0) as metrics:
+                metrics.write(metrics_of(1))
         if node is not None:
             self.last.look({node: 0}, now=0.0)
             assert cut.is_ordered

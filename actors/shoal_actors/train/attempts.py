@@ -23,7 +23,7 @@ from pathlib import Path
 
 from shoal.config import Config
 from shoal.errors import EndedEarly, Misplaced, WorkError
-from shoal.training import EventKind, EventReader, TrainResult
+from shoal.training import EventKind, EventReader, MetricsReader, TrainResult
 from shoal_actors.train.budget import Budget
 from shoal_actors.train.cut import Cut
 from shoal_actors.train.failure import AttemptFailed, last_word
@@ -72,7 +72,9 @@ class Attempts:
         and at the size that was asked for.
         """
         budget, events = Budget(self.config.cluster.max_failures), EventReader(self.folder)
-        events.poll()  # those of earlier commands
+        steps = MetricsReader(self.folder)
+        for earlier in (events, steps):
+            earlier.poll()  # what earlier commands wrote
         size, goal, cause = None, self.room.sizes[-1], ""
         has_trained = False
         while True:
@@ -98,10 +100,9 @@ class Attempts:
                     self.room.put_off(size, error.refusal.problem)
                     logger.warning("%s", cause)
                 else:
-                    new = {event["event"] for event in events.poll()}
-                    has_saved = EventKind.SAVE in new
+                    has_saved = any(event["event"] == EventKind.SAVE for event in events.poll())
                     self._failed(error, budget, leaving.departure, has_saved=has_saved)
-                    has_trained = has_trained or EventKind.START in new
+                    has_trained = has_trained or bool(steps.poll())
             else:
                 has_trained = True
                 if not result.is_cut:
