@@ -62,7 +62,7 @@ def test_the_borders_are_allowed() -> None:
 
 
 def test_min_tokens_cannot_be_more_than_max_tokens() -> None:
-    with pytest.raises(ConfigError, match="more than max_tokens, 2"):
+    with pytest.raises(ConfigError, match="no more than 2 tokens"):
         SamplingParams(min_tokens=3, max_tokens=2)
 
 

@@ -97,7 +97,7 @@ class SamplingParams:
             raise ConfigError(
                 "min_tokens",
                 self.min_tokens,
-                f"it is more than max_tokens, {self.max_tokens}",
+                f"an answer may have no more than {self.max_tokens} tokens",
                 "Lower it",
             )
 
