@@ -6,7 +6,7 @@
     │   └── Misplaced      the machines that workers got do not do; others, or these later, may
     ├── WorkError          the work failed: disk, peer, damaged file               (exit code 1)
     │   ├── PeerLost       another rank is gone or silent; another attempt may help
-    │   ├── Unavailable    a disk or a store does not let itself be read; another attempt may help
+    │   ├── Unavailable    a disk or a store does not answer well; another attempt may help
     │   └── Overloaded     no room for more at the moment; the same request may pass later
     └── EndedEarly         stopped as asked, or out of data                        (exit code 3)
 
@@ -16,6 +16,7 @@ line turns each kind into its exit code and prints the message without a traceba
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,7 +89,10 @@ class PeerLost(WorkError):
 
 
 class Unavailable(WorkError):
-    """What is wanted may well be there and whole, but its disk or store does not give it now."""
+    """What is wanted may well be there and whole, but its disk or store does not give it now.
+
+    Or it does not take what is to be written.
+    """
 
 
 class Overloaded(WorkError):
@@ -99,3 +103,17 @@ class EndedEarly(ShoalError):
     """The run ended before its planned last step, as asked or because its data ran out."""
 
     exit_code = 3
+
+
+_PASSING = (
+    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN),
+    *(errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET),
+)
+"""What a file system answers while its server, or a part of itself, is away."""
+
+
+def disk_error(message: str, error: OSError) -> WorkError:
+    """What to raise for a disk's answer: Unavailable where another attempt may get a better one."""
+    kind = Unavailable if error.errno in _PASSING else WorkError
+    return kind(message)

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from shoal.checkpoint import CheckpointWeights, export, hf_attachments, save
-from shoal.errors import ConfigError, WorkError
+from shoal.errors import ConfigError, Unavailable, WorkError
 from shoal.models import Decoder, DecoderConfig
 from shoal.models.weights import load_weights
 from tests.checkpoint.plain import local
@@ -104,3 +104,9 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WorkError, match=r"__0_0\.distcp does not match its checksum"):
         export(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_beside_the_weights_that_cannot_be_read_now_may_be_later(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").symlink_to("/proc/self/mem")  # an input/output error at its start
+    with pytest.raises(Unavailable, match="tokenizer.json cannot be read: Input/output error"):
+        hf_attachments(LLAMA, tmp_path)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from shoal.errors import WorkError
+from shoal.errors import Unavailable, WorkError
 from shoal.training import (
     EventKind,
     EventReader,
@@ -19,6 +21,7 @@ from shoal.training import (
     ProgressLine,
     append_event,
 )
+from shoal.training.lines import writing
 from tests.short_disk import file_size_limit
 from tests.training.tiny import metrics_of
 
@@ -68,6 +71,18 @@ def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
         MetricsWriter(tmp_path / "missing", last_step=0)
     with pytest.raises(WorkError, match="missing"):
         append_event(tmp_path / "missing", EventKind.START)
+
+
+@pytest.mark.parametrize(
+    ("number", "is_passing"),
+    [(errno.ESTALE, True), (errno.ETIMEDOUT, True), (errno.EROFS, False), (errno.ENOSPC, False)],
+)
+def test_a_disk_whose_server_is_away_may_come_back(number: int, is_passing: bool) -> None:
+    """So another attempt is made, unlike after what would happen again."""
+    with pytest.raises(WorkError, match=f"cannot write a: {os.strerror(number)}") as refused:
+        with writing(Path("a")):
+            raise OSError(number, os.strerror(number))
+    assert isinstance(refused.value, Unavailable) is is_passing
 
 
 def test_a_disk_that_fills_costs_the_event_that_found_no_room(

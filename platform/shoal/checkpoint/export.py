@@ -17,7 +17,7 @@ import torch
 
 from shoal.checkpoint.contents import ATTACHMENTS
 from shoal.checkpoint.weights import CheckpointWeights
-from shoal.errors import ConfigError, WorkError
+from shoal.errors import ConfigError, disk_error
 from shoal.models import (
     DecoderConfig,
     ExpertLayout,
@@ -41,7 +41,7 @@ def hf_attachments(
 
     ``hf_config`` is the model's config, ``model_folder`` where tokenizer files are, if anywhere.
     These are read here, so that later steps carry the same. Raises WorkError for one that is there
-    and cannot be read.
+    and cannot be read, Unavailable where that may pass.
     """
     attachments = {f"{HF_FOLDER}/{CONFIG}": json.dumps(dict(hf_config), indent=2).encode()}
     if model_folder is not None:
@@ -51,7 +51,7 @@ def hf_attachments(
                 if path.is_file():
                     attachments[f"{HF_FOLDER}/{name}"] = path.read_bytes()
             except OSError as error:
-                raise WorkError(f"{path} cannot be read: {told(error)}.") from error
+                raise disk_error(f"{path} cannot be read: {told(error)}.", error) from error
     return attachments
 
 

@@ -16,18 +16,21 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
-from shoal.errors import WorkError
+from shoal.errors import disk_error
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the system refuses about ``path`` into a WorkError that names path and cause."""
+    """Turn what the system refuses about ``path`` into a WorkError that names path and cause.
+
+    Unavailable where another attempt may be let.
+    """
     try:
         yield
     except OSError as error:
-        raise WorkError(f"cannot write {path}: {error.strerror}.") from error
+        raise disk_error(f"cannot write {path}: {error.strerror}.", error) from error
 
 
 def open_lines(path: Path) -> FileIO:
